@@ -1,0 +1,955 @@
+"""Pictures of timelines, schedules and results. Pure functions: values in, a figure out.
+
+One palette for all of them, that of Okabe and Ito ("Color Universal Design", 2008), which people with any
+colour vision can tell apart; and nothing is told by colour alone: a stale result is also hatched and
+labelled. Texts from a trace are shown as text, never as markup.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from .errors import LabError
+from .schedule import Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait, describe
+from .timeline.table import CATEGORIES, NO_DELAY, OUTCOMES, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as StaticFigure
+
+    from .hazards import Hazard
+
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+VERMILION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
+RUST = "#A84300"  # vermilion, dark enough for small text on white
+INK, GREY, PALE, FAINT = "#333333", "#8C8C8C", "#C9C9C9", "#ECECEC"
+
+KERNELS = {
+    "projection": BLUE,
+    "fused_norm_projection": BLUE,
+    "inv_rms": GREEN,
+    "rms_norm": GREEN,
+    "post_scale": SKY,
+    "spin": ORANGE,
+}
+OTHER_KERNELS = (BLUE, GREEN, SKY, ORANGE, YELLOW)
+OUTCOME_STYLE = {  # colour, plotly's hatch, matplotlib's hatch
+    "fresh": (SKY, "", ""),
+    "stale": (VERMILION, "/", "///"),
+    "torn": (PURPLE, "x", "xxx"),
+}
+STATES = ("fresh", "stale", "neither")
+STATE_COLOURS = ("#DCEBF5", VERMILION, "#2B2B2B")  # light to dark, so that they differ in grey too
+
+MAX_SPANS = 4000
+MAX_SENTENCES = 5
+BAR = 0.5
+PLOT_PX = 760
+ROW_PX = 95
+FONT = {
+    "family": "system-ui, -apple-system, Segoe UI, Roboto, Helvetica, Arial, sans-serif",
+    "color": INK,
+    "size": 12,
+}
+
+
+def timeline(t: Timeline, steps: int | Iterable[int] | None = None, title: str | None = None) -> go.Figure:
+    """The timeline as lanes of bars: host calls on top, then main, matrix, vector and any other stream.
+
+    Bars start and last in microseconds from the first span shown; hover tells exact nanoseconds. Black arrows
+    are edges (what a stream waited for), dotted lines lead from a host call to the work it enqueued. A stale
+    or torn result is hatched, coloured and labelled; a line leads from it to the work of the same step that
+    was not done when it began, and on to that work's end. Bars too short to see are drawn 2 pixels wide.
+
+    steps: one step, several, or None for all. Beyond `MAX_SPANS` spans the earliest are shown, and the
+    subtitle says so. ``LabError`` for steps that are not there.
+    """
+    view = _View(t, steps)
+    data: list[dict[str, Any]] = []
+    for label, spans, style in view.groups():
+        wide = view.duration[spans] / view.width * PLOT_PX
+        names = [view.name(i) for i in spans]
+        is_range = style["kind"] == "range"
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": _text(_short(label)),
+                "base": view.start[spans],
+                "x": np.maximum(view.duration[spans], 2 * view.width / PLOT_PX),
+                "y": view.row[spans],
+                "width": 0.78 if is_range else BAR,
+                "marker": {
+                    "color": style["colour"],
+                    "line": {"color": style["line"], "width": 0.6},
+                    "pattern": {
+                        "shape": style["hatch"],
+                        "fgcolor": "white",
+                        "fillmode": "overlay",
+                        "size": 7,
+                        "solidity": 0.35,
+                    },
+                },
+                "text": [
+                    _text(n) if w > 7.5 * len(n) and style["kind"] == "kernel" else ""
+                    for n, w in zip(names, wide, strict=True)
+                ],
+                "textposition": "inside",
+                "insidetextanchor": "middle",
+                "textangle": 0,
+                "textfont": {"color": style["text"], "size": 11},
+                "hovertext": [view.hover(i) for i in spans],
+                "hovertemplate": "%{hovertext}<extra></extra>",
+            }
+        )
+    launches = view.pairs(t.launches(), "start")
+    data += _lines(
+        "launch to start", launches, PALE, "dot", visible=True if len(launches) <= 24 else "legendonly"
+    )
+    edges = np.stack([t.edge_source, t.edge_target], axis=1)
+    data += _lines("edge: waits for", view.pairs(edges, "end", t.edge_name), INK, "solid", arrow=True)
+    data += _early_lines(view.early_reads())
+    data += view.labels()
+    below = 52 + 19 * _legend_rows([trace["name"] for trace in data if "name" in trace])
+    layout = _layout(title or view.title(), view.subtitle(), 75 + 58 * max(1, len(view.rows)) + below)
+    figure = go.Figure(data, layout=layout)
+    figure.update_layout(
+        barmode="overlay",
+        margin={"b": below},
+        bargap=0,
+        xaxis={
+            "title": {"text": "µs from the first span shown"},
+            "range": [-0.015 * view.width, 1.02 * view.width],
+            "gridcolor": FAINT,
+            "zeroline": False,
+            "exponentformat": "none",
+            "separatethousands": True,
+        },
+        yaxis={
+            "tickvals": list(range(len(view.rows))),
+            "ticktext": [f"<b>{_text(t.lanes[lane].name)}</b> " for lane in view.rows],
+            "range": [len(view.rows) - 0.4, -0.6],
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+    )
+    for row in range(1, len(view.rows)):
+        figure.add_shape(type="line", xref="paper", x0=0, x1=1, y0=row - 0.5, y1=row - 0.5,
+                         line={"color": FAINT, "width": 1}, layer="below")  # fmt: skip
+    return figure
+
+
+def timeline_static(
+    t: Timeline, steps: int | Iterable[int] | None = None, title: str | None = None
+) -> StaticFigure:
+    """The picture of `timeline` as a matplotlib figure, for PNG, SVG and pages without JavaScript."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    view = _View(t, steps)
+    subtitle = "\n".join(_fold(view.subtitle()))
+    groups = view.groups()
+    columns = 5
+    above = 0.62 + 0.17 * subtitle.count("\n")
+    below = 0.65 + 0.2 * -(-len(groups) // columns)
+    height = above + 0.6 * max(1, len(view.rows)) + below
+    figure = Figure(figsize=(9, height), dpi=110)
+    figure.subplots_adjust(left=0.085, right=0.985, top=1 - above / height, bottom=below / height)
+    axes = figure.add_subplot()
+    handles = []
+    for label, spans, style in groups:
+        hatch = OUTCOME_STYLE[label][2] if label in OUTCOME_STYLE else 3 * style["hatch"]
+        thick = 0.78 if style["kind"] == "range" else BAR
+        for row in np.unique(view.row[spans]):
+            mine = spans[view.row[spans] == row]
+            bars = np.stack(
+                [view.start[mine], np.maximum(view.duration[mine], 2 * view.width / PLOT_PX)], axis=1
+            )
+            look = {
+                "facecolor": style["colour"],
+                "edgecolor": "white" if hatch else style["line"],
+                "linewidth": 0.5,
+            }
+            axes.broken_barh(bars, (row - thick / 2, thick), hatch=hatch, zorder=2, **look)
+        handles.append(Patch(facecolor=style["colour"], edgecolor="white", hatch=hatch, label=_short(label)))
+    edges = np.stack([t.edge_source, t.edge_target], axis=1)
+    arrow = {
+        "arrowstyle": "-|>",
+        "color": INK,
+        "linewidth": 1,
+        "shrinkA": 0,
+        "shrinkB": 0,
+        "mutation_scale": 9,
+    }
+    for x0, y0, x1, y1, _ in view.pairs(edges, "end", t.edge_name):
+        axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=4)
+    for x0, y0, x1, y1, _ in view.early_reads():
+        axes.plot([x0, x0, x1], [y0, y1, y1], color=VERMILION, linestyle="--", linewidth=1.2, zorder=4)
+        axes.plot([x1], [y1], color=VERMILION, marker="x", markersize=5, zorder=4)
+    for x, y, label, word in view.marks():
+        axes.plot([x], [y], marker="v", color=OUTCOME_STYLE[label][0], markersize=4, zorder=5)
+        axes.text(x, y - 0.07, word, ha="center", va="bottom", fontsize=8, color=INK, parse_math=False)
+    axes.set_xlim(-0.015 * view.width, 1.02 * view.width)
+    axes.set_ylim(len(view.rows) - 0.4, -0.7)
+    axes.set_yticks(range(len(view.rows)), [t.lanes[lane].name for lane in view.rows], fontweight="bold")
+    for label in axes.get_yticklabels():
+        label.set_parse_math(False)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.set_xlabel("µs from the first span shown", color=INK, fontsize=9)
+    axes.grid(axis="x", color=FAINT)
+    axes.set_axisbelow(True)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    figure.text(
+        0.012, 1 - 0.08 / height, title or view.title(), va="top", fontsize=12, color=INK, parse_math=False
+    )
+    figure.text(0.012, 1 - 0.34 / height, subtitle, va="top", fontsize=9, color="#555555", parse_math=False)
+    legend = figure.legend(handles=handles, loc="lower left", ncols=columns, frameon=False, fontsize=8)
+    for label in legend.get_texts():
+        label.set_parse_math(False)
+    return figure
+
+
+class _View:
+    """What `timeline` and `timeline_static` draw: the spans chosen, their rows, places and words."""
+
+    def __init__(self, t: Timeline, steps: int | Iterable[int] | None) -> None:
+        self.t = t
+        chosen = np.ones(len(t), dtype=bool)
+        self.steps = None
+        if steps is not None:
+            self.steps = [steps] if isinstance(steps, int | np.integer) else sorted(set(steps))
+            chosen = np.isin(t.step, self.steps)
+            if not chosen.any():
+                there = f"steps {t.steps[0]} to {t.steps[-1]}" if t.steps else "no steps"
+                raise LabError(f"no span belongs to steps {self.steps}; this timeline has {there}")
+        spans = np.flatnonzero(chosen)
+        self.left_out = max(0, len(spans) - MAX_SPANS)
+        self.spans = np.sort(spans[np.argsort(t.start_ns[spans], kind="stable")][:MAX_SPANS])
+        self.shown = np.zeros(len(t), dtype=bool)
+        self.shown[self.spans] = True
+        self.base = int(t.start_ns[self.spans].min()) if len(self.spans) else 0
+        self.start = (t.start_ns - self.base) / 1000
+        self.duration = t.duration_ns / 1000
+        self.width = float((self.start + self.duration)[self.spans].max()) if len(self.spans) else 1.0
+        self.width = self.width or 1.0
+        used = set(t.lane[self.spans].tolist())
+        known = ("main", "matrix", "vector")
+        self.rows = sorted(
+            (i for i in range(len(t.lanes)) if i in used),
+            key=lambda i: (
+                t.lanes[i].kind != "host",
+                known.index(t.lanes[i].name) if t.lanes[i].name in known else len(known),
+                i,
+            ),
+        )
+        place = np.zeros(max(1, len(t.lanes)), dtype=np.int64)
+        place[self.rows] = np.arange(len(self.rows))
+        self.row = place[t.lane]
+        self.delay = t.launch_delay_ns()
+        self.device = t.on_device()
+
+    def name(self, span: int) -> str:
+        return self.t.names[self.t.name[span]]
+
+    def groups(self) -> list[tuple[str, np.ndarray, dict[str, str]]]:
+        """Label, spans and style of each kind of bar, those drawn first in front."""
+        t = self.t
+        groups: dict[tuple[int, str], list[int]] = {}
+        kernels = [i for i in self.spans if self.device[i] and CATEGORIES[t.category[i]] == "kernel"]
+        total: dict[str, float] = {}
+        for i in kernels:
+            total[self.name(i)] = total.get(self.name(i), 0) + self.duration[i]
+        foreign = sorted((n for n in total if n not in KERNELS), key=lambda n: -total[n])
+        colours = KERNELS | dict(zip(foreign, OTHER_KERNELS, strict=False))
+        styles: dict[tuple[int, str], dict[str, str]] = {}
+
+        def put(
+            i: int, order: int, label: str, colour: str, kind: str, hatch: str = "", line: str = ""
+        ) -> None:
+            groups.setdefault((order, label), []).append(i)
+            text = "white" if colour in (BLUE, GREEN, GREY, VERMILION) else INK
+            styles[order, label] = {
+                "colour": colour, "hatch": hatch, "kind": kind, "text": text, "line": line or colour
+            }  # fmt: skip
+
+        for i in self.spans:
+            category, outcome, name = CATEGORIES[t.category[i]], OUTCOMES[t.outcome[i]], self.name(i)
+            if outcome in ("stale", "torn"):
+                put(i, 5, outcome, OUTCOME_STYLE[outcome][0], "outcome", OUTCOME_STYLE[outcome][1])
+            elif category == "range":
+                put(i, 0, "named range", "#F4F4F4", "range", line=PALE)
+            elif not self.device[i]:
+                if category == "synchronize":
+                    put(i, 2, "host waits for the device", FAINT, "call", "-", line=GREY)
+                else:
+                    put(i, 1, "host call", PALE, "call", line="white")
+            elif category == "copy":
+                put(i, 4, "copy", GREY, "kernel")
+            elif category != "kernel":
+                put(i, 4, "event on a stream", INK, "call")
+            elif name in colours:
+                put(i, 3, name, colours[name], "kernel", line="white")
+            else:
+                put(i, 4, "other kernels", "#B9A98F", "kernel")
+        return [(key[1], np.array(groups[key]), styles[key]) for key in sorted(groups, key=lambda k: k[0])]
+
+    def hover(self, i: int) -> str:
+        t = self.t
+        where = f"{t.lanes[t.lane[i]].name}" + (f", step {t.step[i]}" if t.step[i] >= 0 else "")
+        lines = [
+            f"<b>{_text(_wrap(self.name(i)))}</b>".replace("\n", "<br>"),
+            f"{CATEGORIES[t.category[i]]} on {_text(where)}",
+            f"start {int(t.start_ns[i]) - self.base:,} ns",
+            f"duration {int(t.duration_ns[i]):,} ns",
+        ]
+        if self.delay[i] != NO_DELAY:
+            lines.append(f"launch to start {int(self.delay[i]):,} ns")
+        if t.outcome[i]:
+            lines.append(f"result: {OUTCOMES[t.outcome[i]]}")
+        return "<br>".join(lines)
+
+    def pairs(
+        self, pairs: np.ndarray, leave: str, names: np.ndarray | None = None
+    ) -> list[tuple[float, float, float, float, str]]:
+        """x0, y0, x1, y1 and hover text of the lines between spans that are shown."""
+        found = []
+        for n, (source, target) in enumerate(pairs.tolist()):
+            if not (self.shown[source] and self.shown[target]):
+                continue
+            x0 = self.start[source] + (self.duration[source] if leave == "end" else 0)
+            y0, y1 = self._between(source, target)
+            what = f"edge {self.t.names[names[n]]}: " if names is not None else ""
+            end_ns = int(self.t.start_ns[source]) + (int(self.t.duration_ns[source]) if leave == "end" else 0)
+            gap = int(self.t.start_ns[target]) - end_ns
+            text = _text(f"{what}{self.name(source)} to {self.name(target)}, {gap:,} ns")
+            found.append((x0, y0, self.start[target], y1, text))
+        return found
+
+    def early_reads(self) -> list[tuple[float, float, float, float, str]]:
+        """For each stale or torn span, where it began (x, y), the end of its step's last work and the height
+        of that work's bar (x, y), and a sentence."""
+        t, found = self.t, []
+        end = t.end_ns
+        for i in self._judged():
+            late = np.flatnonzero(
+                self.shown
+                & self.device
+                & (t.category == CATEGORIES.index("kernel"))
+                & (t.step == t.step[i])
+                & (t.lane != t.lane[i])
+                & (end > t.start_ns[i])
+            )
+            if t.step[i] < 0 or not len(late):
+                continue
+            other = int(late[np.argmax(end[late])])
+            y0, y1 = self._between(i, other)
+            y1 -= 0.09 * np.sign(self.row[other] - self.row[i])
+            x0, x1 = self.start[i], self.start[other] + self.duration[other]
+            early = int(end[other] - t.start_ns[i])
+            text = f"{self.name(i)} began {early:,} ns before {self.name(other)} was done"
+            found.append((x0, y0, x1, y1, _text(text)))
+        return found
+
+    def marks(self) -> list[tuple[float, float, str, str]]:
+        """x, y, outcome and its word above each stale or torn span; where words would overlap, the rarer
+        outcome keeps its word and the other has its mark alone."""
+        judged = self._judged()
+        labels = [OUTCOMES[self.t.outcome[i]] for i in judged]
+        found, placed = [], []
+        for i in sorted(judged, key=lambda i: (labels.count(OUTCOMES[self.t.outcome[i]]), self.start[i])):
+            x, row = float(self.start[i] + self.duration[i] / 2), int(self.row[i])
+            label = OUTCOMES[self.t.outcome[i]]
+            room = all(r != row or abs(x - other) > 38 * self.width / PLOT_PX for other, r in placed)
+            if room:
+                placed.append((x, row))
+            found.append((x, row - BAR / 2 - 0.07, label, label if room else ""))
+        return found
+
+    def labels(self) -> list[dict[str, Any]]:
+        marks = self.marks()
+        if not marks:
+            return []
+        return [
+            {
+                "type": "scatter",
+                "mode": "markers+text",
+                "x": [m[0] for m in marks],
+                "y": [m[1] for m in marks],
+                "text": [f"<b>{m[3]}</b>" if m[3] else "" for m in marks],
+                "textposition": "top center",
+                "textfont": {"color": INK, "size": 11},
+                "marker": {
+                    "symbol": "triangle-down",
+                    "size": 7,
+                    "color": [OUTCOME_STYLE[m[2]][0] for m in marks],
+                },
+                "hoverinfo": "skip",
+                "showlegend": False,
+                "cliponaxis": False,
+            }
+        ]
+
+    def title(self) -> str:
+        meta = self.t.meta
+        name = str(meta.get("schedule", "")).splitlines()[0] if meta.get("schedule") else ""
+        return (
+            f"Timeline of the {name} step"
+            if name.isidentifier()
+            else f"Timeline: {name}"
+            if name
+            else "Timeline"
+        )
+
+    def subtitle(self) -> str:
+        t, meta = self.t, self.t.meta
+        where = f"{meta.get('provenance', 'of unstated origin')}"
+        if meta.get("device"):
+            where += f" on {meta['device']}"
+        if meta.get("source"):
+            where += f", from {PurePath(str(meta['source'])).name}"
+        parts = [where]
+        numbers = sorted({int(s) for s in t.step[self.spans] if s >= 0})
+        if len(numbers) == 1:
+            parts.append(f"step {numbers[0]}")
+        elif numbers:
+            whole = numbers[-1] - numbers[0] + 1 == len(numbers)
+            parts.append(f"steps {numbers[0]} to {numbers[-1]}" if whole else f"{len(numbers)} steps")
+        if meta.get("dropped"):
+            parts.append(f"left out: {', '.join(map(str, meta['dropped']))}")
+        if meta.get("force"):
+            parts.append(f"forced: {meta['force']}")
+        judged = [OUTCOMES[o] for o in t.outcome[self.spans] if o]
+        if judged:
+            parts.append(", ".join(f"{judged.count(o)} {o}" for o in OUTCOMES[1:] if o in judged))
+        if self.left_out:
+            parts.append(f"the first {len(self.spans):,} of {len(self.spans) + self.left_out:,} spans")
+        return " · ".join(parts)
+
+    def _judged(self) -> list[int]:
+        worst = (OUTCOMES.index("stale"), OUTCOMES.index("torn"))
+        return [int(i) for i in self.spans if self.t.outcome[i] in worst]
+
+    def _between(self, source: int, target: int) -> tuple[float, float]:
+        """Where a line leaves the source's bar and meets the target's: at the edges that face each other."""
+        down = np.sign(self.row[target] - self.row[source])
+        return self.row[source] + down * BAR / 2, self.row[target] - down * BAR / 2
+
+
+def _early_lines(reads: Sequence[tuple[float, float, float, float, str]]) -> list[dict[str, Any]]:
+    """Down from each early read, then along the work that it did not wait for, to a cross at its end."""
+    if not reads:
+        return []
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": "input not done yet",
+            "x": [v for x0, _, x1, _, _ in reads for v in (x0, x0, x1, None)],
+            "y": [v for _, y0, _, y1, _ in reads for v in (y0, y1, y1, None)],
+            "line": {"color": VERMILION, "width": 2, "dash": "4px,2px"},
+            "marker": {
+                "symbol": "x-thin",
+                "size": [v for _ in reads for v in (0, 0, 8, 0)],
+                "line": {"color": VERMILION, "width": 2},
+                "opacity": 1,
+            },
+            "hovertext": [v for *_, text in reads for v in (text, text, text, "")],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+        }
+    ]
+
+
+def _lines(
+    name: str,
+    pairs: Sequence[tuple[float, float, float, float, str]],
+    colour: str,
+    dash: str,
+    arrow: bool = False,
+    visible: bool | str = True,
+) -> list[dict[str, Any]]:
+    """One trace for any number of lines, with a head on each where asked."""
+    if not pairs:
+        return []
+    head = 10 if arrow else 4
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "visible": visible,
+            "x": [v for x0, _, x1, _, _ in pairs for v in (x0, x1, None)],
+            "y": [v for _, y0, _, y1, _ in pairs for v in (y0, y1, None)],
+            "line": {"color": colour, "width": 1.4 if arrow else 1, "dash": dash},
+            "marker": {
+                "symbol": "arrow" if arrow else "circle",
+                "angleref": "previous" if arrow else "up",
+                "size": [v for _ in pairs for v in (0, head, 0)],
+                "color": colour,
+                "opacity": 1,
+            },
+            "hovertext": [v for *_, text in pairs for v in (text, text, "")],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+        }
+    ]
+
+
+def schedule_graph(
+    schedule: Schedule, hazards: Iterable[Hazard] | None = None, title: str | None = None
+) -> go.Figure:
+    """One step of a schedule as a graph: a row for each stream, launches and copies in their order.
+
+    Grey arrows are a stream's own order, black ones the edges in place; an edge that is left out is dotted,
+    crossed out and labelled "missing". ``hazards`` (from `flashnorm_lab.hazards.find`) puts a red frame and
+    the kind and buffer of each hazard on the operation that comes second, and a sentence for each below. The
+    layout does not change with the edges, so that a switch moves nothing but the arrow.
+    """
+    graph = _Graph(schedule)
+    row = {name: i for i, name in enumerate(graph.rows)}
+    at = {key: (graph.column[key], row[graph.stream[key]]) for key in graph.column}
+    found = list(hazards) if hazards is not None else []
+    warnings: dict[str, list[str]] = {}
+    for hazard in found:
+        warnings.setdefault(hazard.second, []).append(f"{hazard.kind} on {hazard.buffer}")
+    annotations: list[dict[str, Any]] = []
+
+    def arrow(source: int, target: int, colour: str, width: float, text: str = "") -> None:
+        (x0, y0), (x1, y1) = at[source], at[target]
+        annotations.append(
+            {
+                "x": x1, "y": y1, "ax": x0, "ay": y0, "axref": "x", "ayref": "y", "xref": "x", "yref": "y",
+                "showarrow": True, "arrowhead": 2, "arrowsize": 1, "arrowwidth": width, "arrowcolor": colour,
+                "standoff": graph.clearance(target, x1 - x0, y1 - y0), "text": "",
+                "startstandoff": graph.clearance(source, x1 - x0, y1 - y0),
+            }
+        )  # fmt: skip
+        if text:
+            annotations.append(_edge_label(at[source], at[target], graph.stream[source] == "main", text, INK))
+
+    for source, target in graph.order:
+        arrow(source, target, PALE, 1.6)
+    for source, target in graph.host:
+        arrow(source, target, GREY, 1.4)
+    missing: list[tuple[float, float, float, float, str]] = []
+    for name, source, target in graph.edges:
+        if name in schedule.dropped:
+            missing.append((*at[source], *at[target], name))
+            forks = graph.stream[source] == "main"
+            annotations.append(_edge_label(at[source], at[target], forks, f"missing: {name}", RUST))
+        else:
+            arrow(source, target, INK, 1.8, name)
+    for key, (x, y) in at.items():
+        alarm = warnings.get(graph.text[key], [])
+        annotations.append(
+            {
+                "x": x, "y": y, "showarrow": False, "text": f"<b>{_text(graph.text[key])}</b>",
+                "bgcolor": "#FBE9E0" if alarm else "white" if graph.minor[key] else "#EAF3F9",
+                "bordercolor": VERMILION if alarm else GREY if graph.minor[key] else BLUE,
+                "borderwidth": 2.5 if alarm else 1.2, "borderpad": 6, "font": {"size": 12, "color": INK},
+                "hovertext": _text(graph.hover[key]),
+            }
+        )  # fmt: skip
+        if alarm:
+            badge = ", ".join(dict.fromkeys(alarm))
+            annotations.append(
+                {
+                    "x": x, "y": y, "yshift": 16, "yanchor": "bottom", "showarrow": False,
+                    "text": f"⚠ {badge}",
+                    "font": {"size": 11, "color": RUST}, "bgcolor": "rgba(255,255,255,0.8)",
+                }
+            )  # fmt: skip
+    sentences = [_hazard_text(hazard) for hazard in found[:MAX_SENTENCES]]
+    if len(found) > MAX_SENTENCES:
+        sentences.append(f"and {len(found) - MAX_SENTENCES} more")
+    if sentences:
+        annotations.append(
+            {
+                "xref": "paper", "yref": "paper", "x": 0, "y": 0, "yanchor": "top", "xanchor": "left",
+                "text": "<br>".join(_text(f"⚠ {text}") for text in sentences),
+                "align": "left", "showarrow": False, "font": {"size": 12, "color": RUST},
+            }
+        )  # fmt: skip
+    data: list[dict[str, Any]] = []
+    if missing:
+        data = [
+            {
+                "type": "scatter", "mode": "lines", "hoverinfo": "skip",
+                "x": [v for x0, _, x1, _, _ in missing for v in (x0, x1, None)],
+                "y": [v for _, y0, _, y1, _ in missing for v in (y0, y1, None)],
+                "line": {"color": GREY, "width": 1.8, "dash": "dot"},
+            },
+            {
+                "type": "scatter", "mode": "markers",
+                "x": [x0 + 0.5 * (x1 - x0) for x0, _, x1, _, _ in missing],
+                "y": [y0 + 0.5 * (y1 - y0) for _, y0, _, y1, _ in missing],
+                "marker": {"symbol": "x-thin", "size": 13, "line": {"color": VERMILION, "width": 3}},
+                "hovertext": [f"no {name}: the second does not wait for the first" for *_, name in missing],
+                "hovertemplate": "%{hovertext}<extra></extra>",
+            },
+        ]  # fmt: skip
+    tokens, n, k = schedule.shape
+    subtitle = f"{tokens} token{'s' * (tokens != 1)}, n={n}, k={k}"
+    if schedule.all_edges:
+        subtitle += (
+            " · without " + ", ".join(schedule.dropped) if schedule.dropped else " · all edges in place"
+        )
+    if hazards is not None:
+        subtitle += f" · {len(found)} hazard{'s' * (len(found) != 1)}" if found else " · no hazard"
+    if title is None:
+        title = (
+            f"One {schedule.name} step: {len(schedule.launches)} launch{'es' * (len(schedule.launches) != 1)}"
+        )
+    below = 12 + 17 * len(sentences)
+    layout = _layout(title, subtitle, 80 + ROW_PX * len(graph.rows) + below)
+    figure = go.Figure(data, layout=layout)
+    last = max(graph.column.values(), default=0)
+    figure.update_layout(
+        showlegend=False,
+        annotations=annotations,
+        margin={"b": below},
+        xaxis={"visible": False, "range": [-0.5, last + 0.5], "fixedrange": True},
+        yaxis={
+            "tickvals": list(range(len(graph.rows))),
+            "ticktext": [f"<b>{name}</b> " for name in graph.rows],
+            "range": [len(graph.rows) - 0.5, -0.5],
+            "showgrid": False,
+            "zeroline": False,
+            "fixedrange": True,
+        },
+    )
+    for i in range(len(graph.rows)):
+        figure.add_shape(type="rect", xref="paper", x0=0, x1=1, y0=i - 0.42, y1=i + 0.42, layer="below",
+                         fillcolor="#FAFAFA", line={"width": 0})  # fmt: skip
+    return figure
+
+
+class _Graph:
+    """Nodes and arrows of one step; the columns come from all edges, in place or not."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.stream: dict[int, str] = {}
+        self.text: dict[int, str] = {}
+        self.hover: dict[int, str] = {}
+        self.minor: dict[int, bool] = {}
+        self.column: dict[int, int] = {}
+        self.order: list[tuple[int, int]] = []
+        self.host: list[tuple[int, int]] = []
+        self.edges: list[tuple[str, int, int]] = []
+        last: dict[str, int] = {}
+        recorded: dict[str, int] = {}
+        waiting: dict[str, list[str]] = {}
+        done: list[int] = []
+
+        def node(key: int, stream: str, text: str, hover: str, minor: bool) -> int:
+            before = [last[stream]] if stream in last else []
+            before += [recorded[event] for event in waiting.get(stream, [])]
+            if stream == "host":
+                before += done
+                self.host.extend((source, key) for source in done)
+                done.clear()
+            self.stream[key], self.text[key], self.hover[key], self.minor[key] = stream, text, hover, minor
+            self.column[key] = 1 + max((self.column[source] for source in before), default=-1)
+            if stream in last:
+                self.order.append((last[stream], key))
+            self.edges.extend((event, recorded[event], key) for event in waiting.pop(stream, []))
+            last[stream] = key
+            return key
+
+        for i, step in enumerate(schedule.all_steps):
+            match step:
+                case Launch():
+                    node(i, step.stream, step.name, describe(step), False)
+                case Copy():
+                    node(i, step.stream, step.name, describe(step), True)
+                case HostWrite():
+                    node(i, "host", f"host write of {step.buffer}", describe(step), True)
+                case HostRead():
+                    node(i, "host", f"host read of {step.buffer}", describe(step), True)
+                case Record():
+                    if step.stream not in last:
+                        node(-1 - i, step.stream, "step before", "what this stream was given before", True)
+                    recorded[step.event] = last[step.stream]
+                case Wait():
+                    waiting.setdefault(step.stream, []).append(step.event)
+                case Synchronize():
+                    streams = [step.stream] if step.stream else [s for s in last if s != "host"]
+                    done.extend(last[s] for s in streams if s in last)
+        streams = list(schedule.streams)
+        if (
+            len(streams) == 3
+        ):  # main between the two that fork from it and join it, so that no arrow crosses a row
+            streams = [streams[1], streams[0], streams[2]]
+        self.rows = [*(["host"] if "host" in last else []), *streams]
+
+    def clearance(self, key: int, dx: float, dy: float) -> float:
+        """Pixels from the middle of a node to its frame along a line, on a page of the usual width."""
+        across = abs(dx) * PLOT_PX / (1 + max(self.column.values()))
+        down = abs(dy) * ROW_PX
+        half = min((10 + 3.8 * len(self.text[key])) / (across or 1e-9), 15 / (down or 1e-9))
+        return 4 + half * math.hypot(across, down)
+
+
+def _hazard_text(hazard: Hazard) -> str:
+    may, has = {"RAW": ("read", "written"), "WAR": ("overwrite", "read"), "WAW": ("overwrite", "written")}[
+        hazard.kind
+    ]
+    which = " of the step before" if hazard.distance else ""
+    return (
+        f"{hazard.kind} on {hazard.buffer}: {hazard.second} may {may} it before {hazard.first}{which} "
+        f"has {has} it · repair: {hazard.repair}"
+    )
+
+
+def _edge_label(
+    start: tuple[float, float], end: tuple[float, float], forks: bool, text: str, colour: str
+) -> dict[str, Any]:
+    """Beside the middle of a line, on the outer side: left of one that leaves main, else right."""
+    return {
+        "x": (start[0] + end[0]) / 2, "y": (start[1] + end[1]) / 2, "showarrow": False,
+        "xshift": -14 if forks else 14, "xanchor": "right" if forks else "left",
+        "text": _text(text), "font": {"size": 11, "color": colour},
+        "bgcolor": "rgba(255,255,255,0.8)",
+    }  # fmt: skip
+
+
+def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.Figure:
+    """Where in z the stale elements are: a row for each step, a column for each output (or bin of outputs).
+
+    mask: 0 fresh, 1 stale, 2 neither; [steps, k] or [steps, tokens, k], any integer dtype, or a list of such
+    rows. Tokens of one step share its row. A cell shows the worst state in it (neither before stale before
+    fresh); hover counts them all. Above 1024 outputs, neighbours share a column. ``k``: the expected number
+    of outputs; ``LabError`` if the mask has another, or holds anything but 0, 1 and 2.
+    """
+    states = np.asarray(mask)
+    if states.ndim == 1:
+        states = states[None]
+    if states.ndim not in (2, 3) or not states.size:
+        raise LabError(f"mask has shape {states.shape}; [steps, k] or [steps, tokens, k] was expected")
+    if k is not None and states.shape[-1] != k:
+        raise LabError(f"mask has {states.shape[-1]} outputs in its last dimension; k={k} were expected")
+    if states.dtype.kind not in "iub" or states.min() < 0 or states.max() >= len(STATES):
+        raise LabError("mask holds something else than 0 (fresh), 1 (stale) and 2 (neither)")
+    states = states.reshape(len(states), -1, states.shape[-1])
+    steps, tokens, k = states.shape
+    size = -(-k // 1024)
+    bins = -(-k // size)
+    counts = np.zeros((len(STATES), steps, bins), dtype=np.int64)
+    for state in range(len(STATES)):
+        per_output = (states == state).sum(axis=1)
+        counts[state] = np.add.reduceat(per_output, np.arange(0, k, size), axis=1)
+    worst = np.where(counts[2] > 0, 2, np.where(counts[1] > 0, 1, 0))
+    first = np.arange(bins) * size
+    total = states.shape[1] * k
+    per_step = counts.sum(axis=2)
+    heat = {
+        "type": "heatmap",
+        "z": worst,
+        "x": first + (size - 1) / 2,
+        "y": np.arange(steps),
+        "zmin": -0.5,
+        "zmax": 2.5,
+        "colorscale": [c for i, v in enumerate(STATE_COLOURS) for c in ([i / 3, v], [(i + 1) / 3, v])],
+        "colorbar": {
+            "tickvals": [0, 1, 2],
+            "ticktext": ["fresh", "stale", "neither"],
+            "thickness": 14,
+            "len": 1.0,
+            "outlinewidth": 1,
+            "outlinecolor": GREY,
+            "x": 1.1 if steps <= 40 else 1.02,
+        },
+        "xgap": 0,
+        "ygap": 1 if steps <= 64 else 0,
+        "customdata": np.moveaxis(counts, 0, -1),
+        "hovertemplate": (
+            "step %{y}, output "
+            + ("%{x}" if size == 1 else f"%{{x}} ± {(size - 1) / 2:g}")
+            + "<br>%{customdata[0]} fresh, %{customdata[1]} stale, %{customdata[2]} neither<extra></extra>"
+        ),
+    }
+    fresh, stale, neither = (int(v) for v in per_step.sum(axis=1))
+    parts = [f"{steps} step{'s' * (steps != 1)} of {total:,} elements"]
+    if tokens > 1:
+        parts.append(f"{tokens} tokens in a row")
+    if size > 1:
+        parts.append(f"{size} outputs in a column")
+    parts.append(f"{fresh:,} fresh, {stale:,} stale, {neither:,} neither")
+    layout = _layout(title or "Where z is stale", " · ".join(parts), min(640, 190 + max(18 * steps, 60)))
+    figure = go.Figure([heat], layout=layout)
+    figure.update_layout(
+        xaxis={
+            "title": {"text": f"index of the output in z (0 to {k - 1})"},
+            "range": [-0.5, k - 0.5],
+            "showgrid": False,
+        },
+        yaxis={
+            "title": {"text": "step"},
+            "range": [steps - 0.5, -0.5],
+            "showgrid": False,
+            "tickmode": "linear" if steps <= 24 else "auto",
+            "dtick": 1,
+        },
+        margin={"r": 140 if steps <= 40 else 90},
+    )
+    if steps <= 40:
+        for step in range(steps):
+            wrong = int(per_step[1, step] + per_step[2, step])
+            share = f"{100 * wrong / total:.1f} %" if wrong >= total / 1000 else "< 0.1 %" if wrong else "0"
+            figure.add_annotation(
+                x=1.005, xref="paper", xanchor="left", y=step, text=share, showarrow=False, font={"size": 10}
+            )
+        figure.add_annotation(
+            x=1.005, xref="paper", xanchor="left", y=1, yref="paper", yanchor="bottom", text="not fresh",
+            showarrow=False, font={"size": 10},
+        )  # fmt: skip
+    return figure
+
+
+def outcome_counts(counts: Mapping[str, int], title: str | None = None) -> go.Figure:
+    """How many results were fresh, stale and torn: a bar each, with its number and its share of all."""
+    for label, n in counts.items():
+        if label not in OUTCOME_STYLE or n < 0:
+            raise LabError(f"counts holds {label!r}: {n!r}; numbers for fresh, stale and torn were expected")
+    labels = list(OUTCOME_STYLE)
+    values = [int(counts.get(label, 0)) for label in labels]
+    total = sum(values)
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "x": values,
+        "y": labels,
+        "width": 0.6,
+        "marker": {
+            "color": [OUTCOME_STYLE[label][0] for label in labels],
+            "pattern": {
+                "shape": [OUTCOME_STYLE[label][1] for label in labels],
+                "fgcolor": "white",
+                "fillmode": "overlay",
+                "size": 8,
+                "solidity": 0.35,
+            },
+        },
+        "text": [f"{v} ({100 * v / total:.0f} %)" if total else "0" for v in values],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y}: %{x}<extra></extra>",
+    }
+    figure = go.Figure([bar], layout=_layout(title or "What the results were", f"{total} results", 230))
+    figure.update_layout(
+        xaxis={
+            "range": [0, max(1, *values) * 1.15],
+            "title": {"text": "results"},
+            "rangemode": "tozero",
+            "gridcolor": FAINT,
+        },
+        yaxis={"autorange": "reversed", "tickfont": {"size": 13}, "showgrid": False},
+    )
+    return figure
+
+
+def bars(
+    values: Mapping[str, float], unit: str, title: str, note: str = "", highlight: Iterable[str] = ()
+) -> go.Figure:
+    """Plain horizontal bars from zero, each with its number. ``highlight`` names bars to be hatched."""
+    marked = set(highlight)
+    labels = list(values)
+    bar = {
+        "type": "bar",
+        "orientation": "h",
+        "x": [float(values[label]) for label in labels],
+        "y": [_text(label) for label in labels],
+        "width": 0.6,
+        "marker": {
+            "color": [ORANGE if label in marked else BLUE for label in labels],
+            "pattern": {
+                "shape": ["/" if label in marked else "" for label in labels],
+                "fgcolor": "white",
+                "fillmode": "overlay",
+                "size": 8,
+                "solidity": 0.35,
+            },
+        },
+        "text": [f"{values[label]:,.4g} {unit}" for label in labels],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y}: %{x} " + _text(unit) + "<extra></extra>",
+    }
+    figure = go.Figure([bar], layout=_layout(title, note, 130 + 40 * max(2, len(labels))))
+    top = max([abs(float(v)) for v in values.values()] or [1.0]) or 1.0
+    figure.update_layout(
+        xaxis={"range": [0, 1.18 * top], "title": {"text": unit}, "gridcolor": FAINT},
+        yaxis={"autorange": "reversed", "tickfont": {"size": 12}, "showgrid": False, "automargin": True},
+    )
+    return figure
+
+
+def _layout(title: str, subtitle: str, height: int) -> dict[str, Any]:
+    lines = _fold(subtitle)
+    more = 16 * (len(lines) - 1)
+    return {
+        "template": "plotly_white",
+        "font": FONT,
+        "height": height + more,
+        "margin": {"l": 70, "r": 20, "t": 70 + more, "b": 40},
+        "title": {
+            "text": _text(title),
+            "font": {"size": 16},
+            "x": 0.01,
+            "xanchor": "left",
+            "y": 0.97,
+            "yanchor": "top",
+            "subtitle": {
+                "text": "<br>".join(_text(line) for line in lines),
+                "font": {"size": 12, "color": "#555555"},
+            },
+        },
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 0.01,
+            "yanchor": "bottom",
+            "font": {"size": 11},
+        },
+        "hoverlabel": {"align": "left", "bgcolor": "white", "font": {"size": 12, "color": INK}},
+        "hovermode": "closest",
+    }
+
+
+def _legend_rows(names: Sequence[str]) -> int:
+    """How many rows plotly needs for a legend of these entries on a page of the usual width."""
+    columns = max(1, int(PLOT_PX / (60 + 6 * max(map(len, names), default=1))))
+    return -(-len(names) // columns)
+
+
+def _fold(subtitle: str, width: int = 120) -> list[str]:
+    """The subtitle in lines, broken between its parts."""
+    lines = [""]
+    for part in subtitle.split(" · "):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append(part)
+        else:
+            lines[-1] += f" · {part}" if lines[-1] else part
+    return lines
+
+
+def _text(text: str) -> str:
+    """A text that plotly shows as it is: neither HTML nor, where MathJax is loaded, TeX."""
+    return escape(text, quote=False).replace("$", "&#36;")
+
+
+def _short(text: str, limit: int = 34) -> str:
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def _wrap(text: str, width: int = 76, lines: int = 5) -> str:
+    rows = [text[i : i + width] for i in range(0, len(text), width)] or [""]
+    return "\n".join(rows[:lines]) + ("…" if len(rows) > lines else "")

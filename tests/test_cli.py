@@ -1,0 +1,198 @@
+"""The command line as a whole: help, bad use in one line, what `lab` hands to JupyterLab."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from flashnorm_lab import __version__, cli
+from flashnorm_lab.cli_verbs import lab
+from flashnorm_lab.errors import LabError
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was written to standard error, which must be one line, with nothing on standard output."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.endswith("\n")
+    return err
+
+
+def status(*argv: str) -> int:
+    """The exit status, whether returned or raised as argparse does."""
+    try:
+        return cli.main(argv)
+    except SystemExit as leaving:
+        return leaving.code
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """A verb of the tests' own; set its `run`."""
+    module = types.SimpleNamespace(
+        __doc__="Do nothing.", arguments=lambda parser: None, run=lambda options: 0
+    )
+    monkeypatch.setattr(cli, "verbs", lambda: {"nothing": module})
+    return module
+
+
+def test_version_and_help(capsys):
+    assert status("--version") == 0
+    assert capsys.readouterr().out == f"flashnorm-lab {__version__}\n"
+    assert status("--help") == 0
+    text = capsys.readouterr().out
+    for name, module in cli.verbs().items():
+        assert name in text
+        assert status(name, "--help") == 0
+        assert inspect.cleandoc(module.__doc__).splitlines()[0] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", cli.VERBS)
+def test_every_verb_is_whole_and_documents_its_options(name):
+    module = cli.verbs()[name]
+    assert inspect.signature(module.run).return_annotation in (int, "int")
+    parser = cli.Parser(prog=name)
+    module.arguments(parser)
+    for action in parser._actions:
+        assert action.help, f"{name} {action.option_strings or action.dest} has no help"
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ((), "VERB"),
+        (("dance",), "'dance'"),
+        (("doctor", "--jsn"), "'--jsn'"),
+        (("doctor", "--js"), "'--js'"),
+        (("doctor", "more"), "'more'"),
+        (("--nothing", "doctor"), "'--nothing'"),
+    ],
+)
+def test_bad_use_is_one_line_and_status_2(capsys, argv, words):
+    assert status(*argv) == 2
+    line = one_line(capsys)
+    assert line.startswith("flashnorm-lab")
+    assert words in line
+    assert "--help" in line
+
+
+def test_errors_of_a_verb_are_one_line_and_status_2(capsys, verb):
+    def fail(options):
+        raise LabError("tokens=0: expected\n  at least 1")
+
+    verb.run = fail
+    assert status("nothing") == 2
+    assert one_line(capsys) == "flashnorm-lab: tokens=0: expected at least 1\n"
+
+
+def test_errors_of_an_options_type_are_one_line_and_status_2(capsys, verb):
+    def edge(text: str) -> str:
+        raise LabError(f"there is no edge {text!r}")
+
+    verb.arguments = lambda parser: parser.add_argument("--drop", type=edge)
+    assert status("nothing", "--drop", "x") == 2
+    assert one_line(capsys) == "flashnorm-lab: there is no edge 'x'\n"
+
+
+def test_status_of_a_verb_and_of_an_interrupt(capsys, verb):
+    def interrupted(options):
+        raise KeyboardInterrupt
+
+    verb.run = lambda options: 1
+    assert status("nothing") == 1
+    verb.run = interrupted
+    assert status("nothing") == 130
+    assert one_line(capsys) == "flashnorm-lab: interrupted\n"
+
+
+def test_other_errors_are_not_hidden(verb):
+    def broken(options):
+        raise ZeroDivisionError
+
+    verb.run = broken
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["nothing"])
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    program = (
+        "import sys, types; from flashnorm_lab import cli;"
+        "run = lambda options: print('x' * 1_000_000) or 0;"
+        "verb = types.SimpleNamespace(__doc__='Talk.', arguments=lambda parser: None, run=run);"
+        "cli.verbs = lambda: {'talk': verb}; sys.exit(cli.main(['talk']))"
+    )
+    talk = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    talk.stdout.read(10)
+    talk.stdout.close()
+    with talk.stderr:
+        assert talk.stderr.read() == b""
+    assert talk.wait(timeout=30) == 0
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys; from flashnorm_lab import cli; cli.parser();"
+        "heavy = {'numpy', 'torch', 'cupy', 'pyopencl', 'plotly', 'ipywidgets', 'pandas', 'jupyterlab'};"
+        "print(*sorted(heavy & sys.modules.keys()))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (0, "\n"), run.stderr
+
+
+# --- lab ---
+
+NOTEBOOKS = Path("/clone/notebooks")
+FIRST = "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb"
+
+
+def test_lab_serves_this_machine_only():
+    assert lab.command(NOTEBOOKS, ["--port=8899"], root=False) == [
+        "--ServerApp.root_dir=/clone",
+        FIRST,
+        "--ServerApp.ip=127.0.0.1",
+        "--port=8899",
+    ]
+
+
+def test_lab_adds_what_root_needs_once():
+    assert "--allow-root" in lab.command(NOTEBOOKS, [], root=True)
+    assert lab.command(NOTEBOOKS, ["--allow-root"], root=True).count("--allow-root") == 1
+
+
+def test_lab_leaves_out_what_the_user_sets():
+    line = lab.command(NOTEBOOKS, ["--ip=0.0.0.0", "--LabApp.default_url=/lab"], root=False)
+    assert line == ["--ServerApp.root_dir=/clone", "--ip=0.0.0.0", "--LabApp.default_url=/lab"]
+    line = lab.command(NOTEBOOKS, ["--notebook-dir=/"], root=False)
+    assert line == ["--ServerApp.ip=127.0.0.1", "--notebook-dir=/"]
+
+
+def test_lab_opens_a_notebook_that_is_there():
+    assert (lab.notebooks_folder() / lab.FIRST_NOTEBOOK).is_file()
+
+
+def test_lab_hands_unknown_options_on_in_their_order(monkeypatch, capsys, tmp_path):
+    labapp = pytest.importorskip("jupyterlab.labapp")
+    started: list[list[str]] = []
+    monkeypatch.setattr(labapp.LabApp, "launch_instance", started.append)
+    monkeypatch.setattr(lab, "notebooks_folder", lambda: tmp_path)
+    (tmp_path / lab.FIRST_NOTEBOOK).touch()
+    monkeypatch.setattr(lab.os, "geteuid", lambda: 0, raising=False)
+    assert cli.main(["lab", "--no-browser", "--port", "8899", "--ServerApp.token=abc"]) == 0
+    (line,) = started
+    assert line[-4:] == ["--no-browser", "--port", "8899", "--ServerApp.token=abc"]
+    assert lab.FIRST_NOTEBOOK in line[1]
+    assert "--allow-root" in line
+    assert "You are root" in capsys.readouterr().out
+
+
+def test_lab_without_its_notebooks_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(lab, "notebooks_folder", lambda: tmp_path)
+    with pytest.raises(LabError, match=r"git checkout notebooks"):
+        lab.run(argparse.Namespace(extra=[]))
