@@ -7,7 +7,7 @@ that a diff of two programs shows what was left out.
 from __future__ import annotations
 
 from . import kernels
-from .schedule import Buffer, Copy, HostRead, HostWrite, Launch, Record, Schedule, Step, Synchronize, Wait
+from .schedule import Buffer, Copy, External, HostRead, HostWrite, Launch, Record, Schedule, Step, Synchronize, Wait
 
 STEPS = 32
 """How often the program runs its step."""
@@ -66,6 +66,8 @@ def _step(s: Step, schedule: Schedule) -> list[str]:
         case Copy():
             source, target = _row(schedule, s.source), _row(schedule, s.target)
             return [f"with {s.stream}:", f"    cp.copyto({target}, {source})"]
+        case External():
+            return [f"# here {s.name}, on {s.stream}"]
         case Record():
             return [f"{s.event}.record({s.stream})"]
         case Wait():

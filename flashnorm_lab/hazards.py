@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .errors import LabError
-from .schedule import Access, Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
+from .schedule import Access, Copy, External, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
 
 HOST = "host"
 MEANING = {
@@ -163,7 +163,7 @@ def _operations(schedule: Schedule, repeats: int) -> Iterator[_Operation]:
     for step in range(repeats):
         for s in schedule.steps:
             match s:
-                case Launch() | Copy():
+                case Launch() | Copy() | External():
                     yield advance(s.name, s.stream, step, schedule.accesses(s))
                 case HostWrite():
                     yield advance(f"host write of {s.buffer}", HOST, step, schedule.accesses(s))

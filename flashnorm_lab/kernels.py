@@ -104,11 +104,11 @@ class Kernel:
 
     def cuda_source(self) -> str:
         """The text that NVRTC compiles: the CUDA prelude, then the kernel with its includes in place."""
-        return _read("cuda_prelude.cuh") + "\n" + self.text
+        return _numbered("cuda_prelude.cuh", _read("cuda_prelude.cuh")) + self.text
 
     def opencl_source(self) -> str:
         """The text that an OpenCL compiler takes: the OpenCL prelude, then the translated kernel."""
-        return _read("opencl_prelude.h") + "\n" + to_opencl(self.text, self.path.name)
+        return _numbered("opencl_prelude.h", _read("opencl_prelude.h")) + to_opencl(self.text, self.path.name)
 
 
 @functools.cache
@@ -135,7 +135,16 @@ def _read(file: str) -> str:
 
 def _with_includes(path: Path) -> str:
     """Put our own headers in place, since neither CuPy nor PoCL should need an include path."""
-    return re.sub(r'^#include "([\w.]+)"$', lambda m: _read(m[1]), _read(path.name), flags=re.MULTILINE)
+    lines = []
+    for number, line in enumerate(_read(path.name).splitlines(), 1):
+        header = re.fullmatch(r'#include "([\w.]+)"', line)
+        lines.append(_numbered(header[1], _read(header[1])) + f'#line {number + 1} "{path.name}"' if header else line)
+    return _numbered(path.name, "\n".join(lines) + "\n")
+
+
+def _numbered(file: str, text: str) -> str:
+    """The text, told to compilers as coming from that file, so that their messages have its line numbers."""
+    return f'#line 1 "{file}"\n{text}'
 
 
 def _arguments(name: str, text: str) -> tuple[Argument, ...]:
@@ -185,7 +194,12 @@ def to_opencl(text: str, file: str = "kernel") -> str:
     code = re.sub(r"(__global__\s+void\s+\w+\s*\()([^)]*)(\))", _address_spaces, code)
     for cuda, opencl in _SPELLED.items():
         code = re.sub(rf"\b{cuda}(?!\w)", opencl, code)
-    for number, line in enumerate(code.splitlines(), 1):
+    number = 0
+    for line in code.splitlines():
+        number += 1
+        moved = re.fullmatch(r'#line (\d+) "([\w.]+)"', line)
+        if moved:
+            number, file = int(moved[1]) - 1, moved[2]
         if "<<<" in line:
             raise LabError(f"{file}:{number}: a kernel launch `<<<` has no OpenCL form; launch from the host")
         for word in re.findall(rf"\b(?:{_UNTRANSLATABLE})\b", line):

@@ -59,14 +59,14 @@ def classify(
 
     is_fresh = same(fresh)
     mask = np.where(is_fresh, FRESH, NEITHER).astype(np.int8)
+    if is_fresh.all():
+        return Outcome("fresh", mask)
     sources = []
     for name, other in stale.items():
         is_stale = same(other)
         mask[is_stale & ~is_fresh] = STALE
         if is_stale.all():
             sources.append(name)
-    if is_fresh.all():
-        return Outcome("fresh", mask)
     return Outcome("stale", mask, sources[0]) if sources else Outcome("torn", mask)
 
 
@@ -82,13 +82,14 @@ def candidates(ys: list[np.ndarray], rs: list[np.ndarray]) -> tuple[np.ndarray, 
     """``(fresh, stale)`` for `classify`, from the contents that y and r have had, newest first.
 
     ``ys`` are [tokens, k] and ``rs`` [tokens]; number i is from step t-i. z = y·r, so an old y with a new r,
-    a new y with an old r, and both old are all told apart.
+    a new y with an old r, and both old are all told apart. An old r is combined with no y that is older than
+    the oldest r: r takes so much less time than y that it does not fall behind as far.
     """
     fresh = ys[0] * rs[0][:, None]
     stale = {}
     for i, y in enumerate(ys):
         for j, r in enumerate(rs):
-            if i or j:
+            if (i or j) and (j == 0 or i < len(rs)):
                 stale[f"y of step {_step(i)}, r of step {_step(j)}"] = y * r[:, None]
     return fresh, stale
 

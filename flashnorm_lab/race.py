@@ -20,7 +20,7 @@ from .schedule import Schedule
 if TYPE_CHECKING:
     from .timeline import Timeline
 
-OLDEST = 8
+OLDEST = 32
 """How many steps back an old content of y is looked for. Nothing makes the host wait between steps, so a
 matrix stream that nobody waits for falls behind by more than one."""
 OLDEST_R = 2

@@ -111,7 +111,20 @@ class HostRead:
     buffer: str
 
 
-Step = Launch | Copy | Record | Wait | Synchronize | HostWrite | HostRead
+@dataclass(frozen=True)
+class External:
+    """Work that somebody else gives to a stream: torch's kernels that write x or read z on main.
+
+    A device does nothing for it; it is here so that its accesses are seen when hazards are looked for.
+    """
+
+    name: str
+    stream: str
+    buffer: str
+    writes: bool
+
+
+Step = External | Launch | Copy | Record | Wait | Synchronize | HostWrite | HostRead
 
 
 @dataclass(frozen=True)
@@ -171,6 +184,8 @@ class Schedule:
             )
         if isinstance(step, Copy):
             return self._access(step.source, False), self._access(step.target, True)
+        if isinstance(step, External):
+            return (self._access(step.buffer, step.writes),)
         if isinstance(step, HostWrite | HostRead):
             return (self._access(step.buffer, isinstance(step, HostWrite)),)
         return ()
@@ -203,6 +218,8 @@ def describe(step: Step) -> str:
             return f"{step.stream:<7} launch {step.name}({', '.join(map(str, step.arguments))})"
         case Copy():
             return f"{step.stream:<7} copy {step.source} to {step.target}"
+        case External():
+            return f"{step.stream:<7} ({step.name})"
         case Record():
             return f"{step.stream:<7} record {step.event}"
         case Wait():
@@ -342,7 +359,8 @@ def _schedule(
     elif io == "host":
         steps = [HostWrite("x"), *middle, Synchronize("main"), HostRead("z")]
     elif io == "torch":
-        steps = list(middle)
+        before = External("torch writes x", "main", "x", True)
+        steps = [before, *middle, External("torch reads z", "main", "z", False)]
     else:
         raise LabError(f"io={io!r} is not one of {', '.join(IO)}")
     return Schedule(

@@ -71,6 +71,17 @@ def test_waiting_for_main_each_step_covers_a_missing_fork_but_not_a_missing_join
     }
 
 
+def test_torch_writes_x_and_reads_z_on_main():
+    built = schedule.deferred(1, 8, 4, io="torch")
+    assert found(built) == {}
+    assert found(built.without("fork_vector", "join_matrix")) == {
+        ("RAW", "x", "torch writes x", "inv_rms", 0): "fork_vector",
+        ("WAR", "r", "post_scale", "inv_rms", 1): "fork_vector",
+        ("RAW", "y", "projection", "post_scale", 0): "join_matrix",
+        ("WAR", "x", "projection", "torch writes x", 1): "join_matrix",
+    }
+
+
 def with_steps(*steps):
     """The fused step's buffers with steps of the test's own."""
     built = schedule.fused(1, 8, 4)

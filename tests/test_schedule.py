@@ -6,7 +6,17 @@ import pytest
 
 from flashnorm_lab import schedule
 from flashnorm_lab.errors import LabError
-from flashnorm_lab.schedule import EDGES, Copy, HostRead, HostWrite, Launch, Record, Synchronize, Wait
+from flashnorm_lab.schedule import (
+    EDGES,
+    Copy,
+    External,
+    HostRead,
+    HostWrite,
+    Launch,
+    Record,
+    Synchronize,
+    Wait,
+)
 
 
 def launches(built):
@@ -72,7 +82,7 @@ def test_io_decides_how_x_arrives_and_z_leaves():
     assert kinds == {
         "stream": [Copy, Launch, Copy],
         "host": [HostWrite, Launch, Synchronize, HostRead],
-        "torch": [Launch],
+        "torch": [External, Launch, External],
     }
 
 

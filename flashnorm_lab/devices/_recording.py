@@ -65,6 +65,11 @@ class OpenCLRecorder:
         """The number of the newest recorded command on a stream, -1 where there is none yet."""
         return self.newest_on.get(stream, -1)
 
+    def number(self, event: Any) -> int:
+        """The number of the recorded command whose event this is, -1 where it is none of them."""
+        found = (i for i in reversed(range(len(self.commands))) if self.commands[i][2] is event)
+        return next(found, -1)
+
     def timeline(self) -> Timeline:
         """Every call and every command, on the host's clock. ``LabError`` while the recording is open."""
         if not self.closed:

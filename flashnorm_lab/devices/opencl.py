@@ -8,6 +8,7 @@ vector unit, and main may use both. So two queues really run at once, and a miss
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import time
@@ -21,7 +22,7 @@ import numpy as np
 from .. import kernels
 from ..errors import LabError
 from ..schedule import Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
-from .base import Device, Force, Plan, check_shape, check_steps, rows
+from .base import Device, Force, Plan, check_numbers, check_shape, check_steps, rows
 
 if TYPE_CHECKING:
     from ._recording import OpenCLRecorder
@@ -54,7 +55,9 @@ def open_device(wanted: str = "", reason: str = "asked for by name", split: bool
 
     ``split=False`` keeps a CPU whole: the three streams then share all of its cores.
     """
-    return _open(wanted, split)._because(reason)
+    device = copy.copy(_open(wanted, split))  # one set of queues and programs, and each its own reason
+    device.reason = reason
+    return device
 
 
 @functools.lru_cache(maxsize=4)
@@ -98,10 +101,6 @@ class OpenCLDevice(Device):
         cores = device.max_compute_units
         self.name = f"{device.name.strip()} ({cores} core{'s' * (cores != 1)}), {_version(platform)}"
         self.program = functools.cache(self._program)
-
-    def _because(self, reason: str) -> OpenCLDevice:
-        self.reason = reason
-        return self
 
     def describe(self) -> dict[str, Any]:
         cores = self.device.max_compute_units
@@ -218,6 +217,8 @@ class OpenCLPlan(Plan):
         cl = device._cl
         self.device, self.schedule, self.steps = device, schedule, steps
         self._done = [0]  # steps so far; the step's own code counts here, so that it need not hold the plan
+        self._recorded: dict[str, Any] = {}
+        """Events of the step before, for a wait that comes before this step's record."""
         self.host: dict[str, np.ndarray] = {}
         self.memory: dict[str, Any] = {}
         for name in share:
@@ -235,6 +236,7 @@ class OpenCLPlan(Plan):
             self.memory[name] = cl.Buffer(device.context, flags, hostbuf=array)
         self._names: dict[str, Any] = {
             "done": self._done,
+            "recorded": self._recorded,
             "device": device,
             "last": device.last,
             "launch": cl.enqueue_nd_range_kernel,
@@ -302,16 +304,16 @@ class OpenCLPlan(Plan):
         self._names |= {f"kernel{number}": kernel, f"threads{number}": threads, f"block{number}": block}
         return f"launch({launch.stream}, kernel{number}, threads{number}, block{number}, None, {{wait}})"
 
-    def _copy(self, copy: Copy, number: int) -> str:
+    def _copy(self, step: Copy, number: int) -> str:
         buffers = self.schedule.buffers
-        size = buffers[copy.source].nbytes
-        self._names[f"source{number}"] = self.memory[copy.source]
-        self._names[f"target{number}"] = self.memory[copy.target]
+        size = buffers[step.source].nbytes
+        self._names[f"source{number}"] = self.memory[step.source]
+        self._names[f"target{number}"] = self.memory[step.target]
         source, target = (
-            f"row * {size}" if buffers[name].per_step else "0" for name in (copy.source, copy.target)
+            f"row * {size}" if buffers[name].per_step else "0" for name in (step.source, step.target)
         )
         return (
-            f"copy({copy.stream}, target{number}, source{number}, byte_count={size}, "
+            f"copy({step.stream}, target{number}, source{number}, byte_count={size}, "
             f"src_offset={source}, dst_offset={target}, wait_for={{wait}})"
         )
 
@@ -320,10 +322,14 @@ class OpenCLPlan(Plan):
         lines = [f"row = done[0] % {self.steps}"]
         newest: set[str] = set()  # streams that this step has already given a command
         sure: set[str] = set()  # events that surely stand for a command
+        known: set[str] = set()  # events that this step has already recorded
+        carried: set[str] = set()  # events that a wait takes from the step before
+        flushed: set[str] = set()
         for c in self._commands:
             match c.kind:
                 case "enqueue":
-                    wait = ", ".join(c.waits)
+                    carried |= set(c.waits) - known
+                    wait = ", ".join(e if e in known else f"recorded.get({e!r})" for e in c.waits)
                     if not c.waits:
                         wait = "None"
                     elif sure.issuperset(c.waits):
@@ -332,14 +338,20 @@ class OpenCLPlan(Plan):
                         wait = f"[e for e in ({wait},) if e is not None]"
                     lines.append(f"after_{c.stream} = {c.with_wait(wait)}")
                     newest.add(c.stream)
+                    flushed.discard(c.stream)
                 case "record":
                     given = c.stream in newest
                     lines.append(f"{c.label} = " + (f"after_{c.stream}" if given else f"last[{c.stream!r}]"))
                     lines.append(c.text)
-                    if c.stream in newest:
+                    known.add(c.label)
+                    flushed.add(c.stream)
+                    if given:
                         sure.add(c.label)
                 case _:
                     lines.append(c.text)
+        lines += [f"{stream}.flush()" for stream in STREAMS if stream in newest - flushed]
+        self._recorded.update(dict.fromkeys(carried & known))
+        lines += [f"recorded[{event!r}] = {event}" for event in sorted(carried & known)]
         lines += [f"last[{stream!r}] = after_{stream}" for stream in STREAMS if stream in newest]
         lines.append("done[0] += 1")
         return "def step():\n" + "".join(f"    {line}\n" for line in lines)
@@ -358,7 +370,7 @@ class OpenCLPlan(Plan):
     def _observed_step(self, force: Force | None, recorder: OpenCLRecorder | None) -> None:
         """The step once more, slower: with a gate in front of a held launch, or with every call timed."""
         device, row = self.device, self._done[0] % self.steps
-        events: dict[str, tuple[Any, int]] = {}
+        events = {name: (e, recorder.number(e) if recorder else -1) for name, e in self._recorded.items()}
         gate = device._cl.UserEvent(device.context) if force else None
         until = None
 
@@ -375,7 +387,7 @@ class OpenCLPlan(Plan):
         try:
             for c in self._commands:
                 if c.kind == "enqueue":
-                    waits = [(name, *events[name]) for name in c.waits]
+                    waits = [(name, *events.get(name, (None, -1))) for name in c.waits]
                     wait_for = [event for _, event, _ in waits if event is not None]
                     if force and c.label == force.hold:
                         wait_for.append(gate)
@@ -401,13 +413,14 @@ class OpenCLPlan(Plan):
                 gate.set_status(device._cl.command_execution_status.COMPLETE)
         if force:
             call("wait for every stream", "synchronize", device.wait)
+        self._recorded.update({name: events[name][0] for name in self._recorded.keys() & events.keys()})
         self._done[0] += 1
 
     def rewind(self) -> None:
         self._done[0] = 0
 
     def write(self, name: str, values: np.ndarray) -> None:
-        check_shape(name, rows(self.buffer(name), self.steps), np.shape(values))
+        values = check_numbers(name, rows(self.buffer(name), self.steps), values)
         self.device.wait()
         self.host[name][...] = values
         if not self.device.in_place:
@@ -424,6 +437,9 @@ class OpenCLPlan(Plan):
         import torch
 
         self.buffer(name)
+        at_host = {s.buffer for s in self.schedule.steps if isinstance(s, HostWrite | HostRead)}
+        if not self.device.in_place and name not in at_host:
+            raise LabError(f"{name} lies in the device's own memory, which torch cannot address; use read()")
         return torch.from_numpy(self.host[name])
 
 
@@ -438,9 +454,15 @@ def _aligned(shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _shared(name: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
-    array = values.numpy() if hasattr(values, "numpy") else values
-    check_shape(name, shape, np.shape(array))
-    if array.dtype != np.float32 or not array.flags.c_contiguous:
-        layout = "contiguous" if array.flags.c_contiguous else "not contiguous"
-        raise LabError(f"{name} is {array.dtype} and {layout}; expected contiguous float32")
-    return array
+    dtype = str(getattr(values, "dtype", "")).removeprefix("torch.")
+    if hasattr(values, "detach"):
+        contiguous, values = values.is_contiguous(), values.detach().cpu()
+    elif isinstance(values, np.ndarray):
+        contiguous = values.flags.c_contiguous
+    else:
+        raise LabError(f"{name} is a {type(values).__name__}; expected a torch tensor or a numpy array")
+    check_shape(name, shape, tuple(values.shape))
+    if dtype != "float32" or not contiguous:
+        layout = "contiguous" if contiguous else "not contiguous"
+        raise LabError(f"{name} is {dtype} and {layout}; expected contiguous float32")
+    return values if isinstance(values, np.ndarray) else values.numpy()
