@@ -7,7 +7,19 @@ that a diff of two programs shows what was left out.
 from __future__ import annotations
 
 from . import kernels
-from .schedule import Buffer, Copy, External, HostRead, HostWrite, Launch, Record, Schedule, Step, Synchronize, Wait
+from .schedule import (
+    Buffer,
+    Copy,
+    External,
+    HostRead,
+    HostWrite,
+    Launch,
+    Record,
+    Schedule,
+    Step,
+    Synchronize,
+    Wait,
+)
 
 STEPS = 32
 """How often the program runs its step."""

@@ -138,7 +138,9 @@ def _with_includes(path: Path) -> str:
     lines = []
     for number, line in enumerate(_read(path.name).splitlines(), 1):
         header = re.fullmatch(r'#include "([\w.]+)"', line)
-        lines.append(_numbered(header[1], _read(header[1])) + f'#line {number + 1} "{path.name}"' if header else line)
+        lines.append(
+            _numbered(header[1], _read(header[1])) + f'#line {number + 1} "{path.name}"' if header else line
+        )
     return _numbered(path.name, "\n".join(lines) + "\n")
 
 
