@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as StaticFigure
 
     from .hazards import Hazard
+    from .lessons import Curves, Spoken
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
@@ -799,16 +800,14 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
         margin={"r": 140 if steps <= 40 else 90},
     )
     if steps <= 40:
+        beside = {"x": 1.005, "xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 10}}
+        labels = []
         for step in range(steps):
             wrong = int(per_step[1, step] + per_step[2, step])
             share = f"{100 * wrong / total:.1f} %" if wrong >= total / 1000 else "< 0.1 %" if wrong else "0"
-            figure.add_annotation(
-                x=1.005, xref="paper", xanchor="left", y=step, text=share, showarrow=False, font={"size": 10}
-            )
-        figure.add_annotation(
-            x=1.005, xref="paper", xanchor="left", y=1, yref="paper", yanchor="bottom", text="not fresh",
-            showarrow=False, font={"size": 10},
-        )  # fmt: skip
+            labels.append(beside | {"y": step, "text": share})
+        labels.append(beside | {"y": 1, "yref": "paper", "yanchor": "bottom", "text": "not fresh"})
+        figure.layout.annotations = labels  # all at once: plotly checks the whole list at each addition
     return figure
 
 
@@ -888,6 +887,139 @@ def bars(
         yaxis={"autorange": "reversed", "tickfont": {"size": 12}, "showgrid": False, "automargin": True},
     )
     return figure
+
+
+def site_map(spoken: Spoken, title: str | None = None) -> go.Figure:
+    """Where a model read stale or torn data: a row for each token, a column for each site."""
+    states = spoken.outcomes
+    tokens = spoken.said[1:]
+    names = ("not judged", *OUTCOME_STYLE)
+    colours = ("#FFFFFF", *STATE_COLOURS)
+    texts = [escape(repr(t.text), quote=False) for t in tokens]
+    heat = {
+        "type": "heatmap",
+        "z": states,
+        "x": np.arange(len(spoken.sites)),
+        "y": np.arange(len(tokens)),
+        "zmin": -1.5,
+        "zmax": 2.5,
+        "colorscale": [c for i, v in enumerate(colours) for c in ([i / 4, v], [(i + 1) / 4, v])],
+        "colorbar": {
+            "tickvals": [-1, 0, 1, 2],
+            "ticktext": names,
+            "thickness": 14,
+            "outlinewidth": 1,
+            "outlinecolor": GREY,
+        },
+        "xgap": 1,
+        "ygap": 1,
+        "hovertext": [
+            [f"token {t.number} {text}<br>{site}: {names[state + 1]}"
+             for site, state in zip(spoken.sites, row, strict=True)]
+            for t, text, row in zip(tokens, texts, states, strict=True)
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+    wrong, judged = int((states > 0).sum()), int((states >= 0).sum())
+    note = f"{spoken.wiring} · {wrong:,} of {judged:,} stale or torn · measured on {spoken.device}"
+    layout = _layout(title or "What each site read", note, 150 + 18 * max(4, len(tokens)))
+    figure = go.Figure([heat], layout=layout)
+    shown = range(0, len(spoken.sites), 10)
+    figure.update_layout(
+        xaxis={
+            "title": {"text": "site, in the order of a decode step"},
+            "tickvals": [*shown, len(spoken.sites) - 1],
+            "ticktext": [*(spoken.sites[i] for i in shown[:-1]), "", spoken.sites[-1]]
+            if len(spoken.sites) - 1 - shown[-1] < 5
+            else [*(spoken.sites[i] for i in shown), spoken.sites[-1]],
+            "showgrid": False,
+        },
+        yaxis={
+            "tickvals": list(range(len(tokens))),
+            "ticktext": [f"{text} " for text in texts],
+            "range": [len(tokens) - 0.5, -0.5],
+            "showgrid": False,
+            "automargin": True,
+        },
+    )
+    return figure
+
+
+LINES = (  # colour, plotly's dash, matplotlib's, plotly's marker, matplotlib's
+    (BLUE, "solid", "-", "circle", "o"),
+    (VERMILION, "dash", "--", "square", "s"),
+    (GREEN, "dot", ":", "diamond", "D"),
+    (PURPLE, "dashdot", "-.", "triangle-up", "^"),
+)
+
+
+def curves(c: Curves) -> go.Figure:
+    """Lines over a common axis, both axes logarithmic. What is NaN, infinite or not above zero is a gap."""
+    data: list[dict[str, Any]] = []
+    for (label, values), (colour, dash, _, marker, _) in zip(c.lines.items(), LINES, strict=False):
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": escape(label, quote=False),
+                "x": c.x,
+                "y": _positive(values),
+                "line": {"color": colour, "dash": dash, "width": 2},
+                "marker": {"symbol": marker, "size": 6},
+                "connectgaps": False,
+                "hovertemplate": "%{x:.3g}: %{y:.3g}",
+            }
+        )
+    layout = _layout(c.title, c.note, 380)
+    figure = go.Figure(data, layout=layout)
+    axis = {"type": "log", "gridcolor": FAINT, "exponentformat": "power", "dtick": 1}
+    figure.update_layout(
+        margin={"b": 85},
+        xaxis=axis | {"title": {"text": c.x_label}, "range": _decades(c.x)},
+        yaxis=axis | {"title": {"text": c.y_label}, "range": _decades(*c.lines.values()), "dtick": None},
+        hovermode="x unified",
+    )
+    return figure
+
+
+def curves_static(c: Curves) -> StaticFigure:
+    """The picture of `curves` as a matplotlib figure."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3.8), dpi=110, layout="constrained")
+    axes = figure.add_subplot()
+    for (label, values), (colour, _, dash, _, marker) in zip(c.lines.items(), LINES, strict=False):
+        axes.plot(
+            c.x, _positive(values), color=colour, linestyle=dash, marker=marker, markersize=3.5, label=label
+        )
+    for scale, limits in ((axes.set_xlim, _decades(c.x)), (axes.set_ylim, _decades(*c.lines.values()))):
+        scale(*(10.0**limit for limit in limits))
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_title(f"{c.title}\n{c.note}", loc="left", fontsize=10, color=INK, parse_math=False)
+    axes.set_xlabel(c.x_label, color=INK, fontsize=9)
+    axes.set_ylabel(c.y_label, color=INK, fontsize=9)
+    axes.grid(color=FAINT)
+    for side in axes.spines.values():
+        side.set_visible(False)
+    for text in axes.legend(frameon=False, fontsize=8).get_texts():
+        text.set_parse_math(False)
+    return figure
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(values) & (values > 0), values, np.nan)
+
+
+def _decades(*lines: np.ndarray) -> list[float]:
+    """The powers of ten that all values lie between, at least two decades."""
+    values = np.concatenate([_positive(line) for line in lines])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return [-1.0, 1.0]
+    low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
+    return [float(low), float(max(high, low + 2))]
 
 
 def _layout(title: str, subtitle: str, height: int) -> dict[str, Any]:

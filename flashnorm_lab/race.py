@@ -6,6 +6,8 @@ reference for each step is computed in float64 by `flashnorm_lab.algebra`.
 
 from __future__ import annotations
 
+import functools
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,25 +99,65 @@ def run(
     return prepare(device, schedule, steps, seed).run(force, record)
 
 
+@dataclass(frozen=True, eq=False)
+class _Inputs:
+    """What a race is run on, and what each step's y and r should be. Steps before the first come first."""
+
+    xs: np.ndarray  # [OLDEST + steps, tokens, n] float32
+    weight: np.ndarray  # [k, n] float32
+    gain: np.ndarray  # [n] float32
+    folded: np.ndarray  # [k, n] float32
+    ys: np.ndarray  # [OLDEST + steps, tokens, k] float64
+    rs: np.ndarray  # [OLDEST + steps, tokens] float64
+
+
+@functools.lru_cache(maxsize=1)
+def _inputs(shape: tuple[int, int, int], eps: float, steps: int, seed: int) -> _Inputs:
+    """Drawn from the seed. The newest are kept, since a switched edge changes nothing about them."""
+    tokens, n, k = shape
+    rows = OLDEST + steps
+    needed = 4 * (3 * n * k + rows * tokens * (3 * n + 3 * k))  # W, W_folded, its copy on the device; x, y, z
+    memory = _memory()
+    if needed > memory // 2:
+        raise LabError(
+            f"a race at {tokens} tokens, n={n}, k={k} and {steps} steps needs {needed / 2**30:.1f} GiB of "
+            f"the {memory / 2**30:.1f} GiB here; take a smaller shape or fewer steps"
+        )
+    draw = np.random.default_rng(seed)
+    xs = draw.standard_normal((rows, tokens, n), np.float32)
+    # Rows of very different size, or every r would be nearly 1 and an old one could not be told.
+    xs *= np.exp2(draw.uniform(-2, 2, (rows, tokens, 1))).astype(np.float32)
+    weight = draw.standard_normal((k, n), np.float32)
+    weight /= np.float32(np.sqrt(n))
+    gain = 1 + 0.1 * draw.standard_normal(n, np.float32)
+    folded = algebra.fold(weight, gain)
+    x64 = xs.astype(np.float64).reshape(-1, n)
+    ys = np.empty((rows * tokens, k))
+    for start in range(0, k, 4096):  # in parts, so that no float64 copy of the whole weight is needed
+        part = slice(start, start + 4096)
+        ys[:, part] = algebra.unscaled_product(x64, folded[part].astype(np.float64))
+    rs = algebra.inv_rms(x64, eps)
+    return _Inputs(xs, weight, gain, folded, ys.reshape(rows, tokens, k), rs.reshape(rows, tokens))
+
+
+def _memory() -> int:
+    """Bytes of memory that this machine has, where Python can tell; else 8 GiB."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 8 * 2**30
+
+
 class Race:
     """A schedule with inputs, ready to be run again and again. See `prepare`."""
 
     def __init__(self, device: Device, schedule: Schedule, steps: int, seed: int) -> None:
-        tokens, n, k = schedule.shape
         self.schedule, self.steps, self.device = schedule, steps, device
-        draw = np.random.default_rng(seed)
-        self.xs = draw.standard_normal((steps + OLDEST, tokens, n), np.float32)
-        # Rows of very different size, or every r would be nearly 1 and an old one could not be told.
-        self.xs *= np.exp2(draw.uniform(-2, 2, (steps + OLDEST, tokens, 1))).astype(np.float32)
-        weight = draw.standard_normal((k, n), np.float32) / np.float32(np.sqrt(n))
-        gain = 1 + 0.1 * draw.standard_normal(n, np.float32)
-        folded = algebra.fold(weight, gain)
-        x64, folded64 = self.xs.astype(np.float64), folded.astype(np.float64)
-        self.ys = x64 @ folded64.T
-        self.rs = np.stack([algebra.inv_rms(x, schedule.eps) for x in x64])
+        inputs = _inputs(schedule.shape, schedule.eps, steps, seed)
+        self.xs, self.ys, self.rs = inputs.xs, inputs.ys, inputs.rs
         self.plan: Plan = device.prepare(schedule, steps)
-        inputs = {"W": weight, "g": gain, "W_folded": folded, "xs": self.xs[OLDEST:]}
-        for name, values in inputs.items():
+        given = {"W": inputs.weight, "g": inputs.gain, "W_folded": inputs.folded, "xs": self.xs[OLDEST:]}
+        for name, values in given.items():
             if name in schedule.buffers:
                 self.plan.write(name, values)
 

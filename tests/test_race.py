@@ -106,6 +106,12 @@ def test_inputs_come_from_the_seed():
     assert not np.array_equal(first.xs, other.xs)
 
 
+def test_a_race_that_would_not_fit_is_refused_before_it_takes_the_memory(device, monkeypatch):
+    monkeypatch.setattr(race, "_memory", lambda: 1 << 20)
+    with pytest.raises(LabError, match=r"n=512, k=512 and 4 steps needs 0.0 GiB of the 0.0 GiB here; take a"):
+        race.run(device, schedule.fused(1, 512, 512), steps=4)
+
+
 def test_bad_input_is_named(device):
     with pytest.raises(LabError, match="steps=0"):
         race.run(device, schedule.fused(1, 8, 4), steps=0)
