@@ -54,6 +54,8 @@ def parser() -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. `argv` defaults to the process's own arguments; returns the exit status."""
+    # Torch's idle threads would spin on the cores that run the lab's kernels. Read once, when torch loads.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     top = parser()
     try:
         options, extra = top.parse_known_args(argv)

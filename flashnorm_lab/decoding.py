@@ -33,6 +33,11 @@ REMEMBERED = 3
 """How many earlier contents of a site's y and r are compared with what it read."""
 
 
+def move(model: Any, device: Device) -> Any:
+    """Move a model to where ``device`` works: to CUDA's memory or to the host's. Returns the model."""
+    return model.to("cuda" if device.kind == "cuda" else "cpu")
+
+
 def attach(
     model: Any,
     device: Device,

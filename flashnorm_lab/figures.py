@@ -924,14 +924,12 @@ def site_map(spoken: Spoken, title: str | None = None) -> go.Figure:
     note = f"{spoken.wiring} · {wrong:,} of {judged:,} stale or torn · measured on {spoken.device}"
     layout = _layout(title or "What each site read", note, 150 + 18 * max(4, len(tokens)))
     figure = go.Figure([heat], layout=layout)
-    shown = range(0, len(spoken.sites), 10)
+    shown = [*range(0, len(spoken.sites) - 5, 10), len(spoken.sites) - 1]
     figure.update_layout(
         xaxis={
             "title": {"text": "site, in the order of a decode step"},
-            "tickvals": [*shown, len(spoken.sites) - 1],
-            "ticktext": [*(spoken.sites[i] for i in shown[:-1]), "", spoken.sites[-1]]
-            if len(spoken.sites) - 1 - shown[-1] < 5
-            else [*(spoken.sites[i] for i in shown), spoken.sites[-1]],
+            "tickvals": shown,
+            "ticktext": [spoken.sites[i] for i in shown],
             "showgrid": False,
         },
         yaxis={
@@ -972,11 +970,12 @@ def curves(c: Curves) -> go.Figure:
         )
     layout = _layout(c.title, c.note, 380)
     figure = go.Figure(data, layout=layout)
-    axis = {"type": "log", "gridcolor": FAINT, "exponentformat": "power", "dtick": 1}
+    axis = {"type": "log", "gridcolor": FAINT, "exponentformat": "power"}
+    x_range, y_range = _decades(c.x), _decades(*c.lines.values())
     figure.update_layout(
         margin={"b": 85},
-        xaxis=axis | {"title": {"text": c.x_label}, "range": _decades(c.x)},
-        yaxis=axis | {"title": {"text": c.y_label}, "range": _decades(*c.lines.values()), "dtick": None},
+        xaxis=axis | {"title": {"text": c.x_label}, "range": x_range, "dtick": 1},
+        yaxis=axis | {"title": {"text": c.y_label}, "range": y_range, "dtick": _every(y_range)},
         hovermode="x unified",
     )
     return figure
@@ -1013,13 +1012,19 @@ def _positive(values: np.ndarray) -> np.ndarray:
 
 
 def _decades(*lines: np.ndarray) -> list[float]:
-    """The powers of ten that all values lie between, at least two decades."""
+    """Powers of ten that all values lie between, with a little room on both sides; two decades at least."""
     values = np.concatenate([_positive(line) for line in lines])
     values = values[np.isfinite(values)]
     if not len(values):
         return [-1.0, 1.0]
-    low, high = math.floor(math.log10(values.min())), math.ceil(math.log10(values.max()))
-    return [float(low), float(max(high, low + 2))]
+    low, high = math.log10(values.min()), math.log10(values.max())
+    room = 0.03 * (high - low) + max(0, 1 - (high - low) / 2)
+    return [low - room, high + room]
+
+
+def _every(decades: list[float]) -> int:
+    """After how many decades a label is due, so that there are at most seven."""
+    return max(1, math.ceil((decades[1] - decades[0]) / 7))
 
 
 def _layout(title: str, subtitle: str, height: int) -> dict[str, Any]:

@@ -6,6 +6,7 @@ reference for each step is computed in float64 by `flashnorm_lab.algebra`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from dataclasses import dataclass
@@ -94,9 +95,13 @@ def run(
     force: Force | str | None = None,
     seed: int = 0,
     record: bool = True,
+    annotate: bool = False,
 ) -> RaceResult:
-    """Run ``steps`` steps and judge each. ``force``: a `Force`, "HOLD:UNTIL", or "worst" for `worst_case`."""
-    return prepare(device, schedule, steps, seed).run(force, record)
+    """Run ``steps`` steps and judge each. ``force``: a `Force`, "HOLD:UNTIL", or "worst" for `worst_case`.
+
+    ``record`` keeps the timeline. ``annotate``, without ``record``, pushes NVTX ranges for another profiler.
+    """
+    return prepare(device, schedule, steps, seed).run(force, record, annotate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +166,9 @@ class Race:
             if name in schedule.buffers:
                 self.plan.write(name, values)
 
-    def run(self, force: Force | str | None = None, record: bool = True) -> RaceResult:
+    def run(
+        self, force: Force | str | None = None, record: bool = True, annotate: bool = False
+    ) -> RaceResult:
         """Replay all steps from the same start and judge each. `LabError` if the edges forbid ``force``."""
         forced = worst_case(self.schedule) if force == "worst" else check_force(self.schedule, force)
         # What the step before the first one would have left behind, so that the first can be stale as well.
@@ -176,7 +183,8 @@ class Race:
         if record:
             timeline = self.plan.record(self.steps, forced)
         else:
-            self.plan.run(self.steps, forced)
+            with self.device.annotating() if annotate else contextlib.nullcontext():
+                self.plan.run(self.steps, forced)
         zs = self.plan.read("zs")
         judged = tuple(self._judge(t, z) for t, z in enumerate(zs))
         if timeline is not None:

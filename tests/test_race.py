@@ -1,11 +1,12 @@
 """The race on the OpenCL device, with the interleaving forced, so that no verdict depends on luck."""
 
+import contextlib
 import json
 
 import numpy as np
 import pytest
 
-from flashnorm_lab import hazards, outcomes, race, schedule
+from flashnorm_lab import hazards, outcomes, race, ranges, schedule
 from flashnorm_lab.devices import opencl
 from flashnorm_lab.devices.base import Force
 from flashnorm_lab.errors import LabError
@@ -67,6 +68,24 @@ def test_without_a_hazard_there_is_no_worst_case(device):
     result = race.run(device, schedule.deferred(1, 64, 48), steps=4, force="worst")
     assert result.force is None
     assert result.counts["fresh"] == 4
+
+
+def test_annotated_runs_push_the_ranges_of_a_recording_and_record_nothing(device, monkeypatch):
+    names = []
+
+    def around(name):
+        names.append(name)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(ranges, "around", around)
+    monkeypatch.setattr(ranges, "push", names.append)
+    built = schedule.deferred(1, 64, 48).without("join_matrix")
+    result = race.run(device, built, steps=2, record=False, annotate=True)
+    assert result.timeline is None
+    step = ["copy x", "record fork_matrix", "record fork_vector", "projection", "inv_rms"]
+    step += ["record join_vector", "post_scale", "copy z"]
+    assert names == ["step 0", *step, "step 1", *step]
+    assert device.recorder is None
 
 
 def test_the_edges_forbid_forcing(device):

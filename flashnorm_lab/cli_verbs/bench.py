@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print each figure with its target; returns 0, also where a target is missed."""
-    from .. import bench, devices, models
+    from .. import bench, decoding, devices, models
 
     threads = speak.set_threads(options.threads)
     device = devices.get(options.device)
@@ -47,8 +47,7 @@ def run(options: argparse.Namespace) -> int:
         loaded = models.smollm2(options.model)
         model, tokenizer, name = loaded.model, loaded.tokenizer, loaded.name
         sizes = {"decode": {}, "replay": {}, "import": {}}
-    if device.kind == "cuda":
-        model.to("cuda")
+    decoding.move(model, device)
     ratios = bench.decode(model, tokenizer, device, **sizes["decode"])
     left_out = {}
     if device.kind == "opencl":

@@ -27,6 +27,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="iterations of a busy kernel in front of the product, to widen the window",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
+    parser.add_argument(
+        "--nvtx",
+        action="store_true",
+        help="push NVTX ranges and record nothing, for a run under `nsys profile`",
+    )
     parser.add_argument("--export", metavar="PATH", help="write the timeline as Chrome JSON, for Perfetto")
 
 
@@ -36,11 +41,21 @@ def run(options: argparse.Namespace) -> int:
 
     if options.spin and options.schedule != "deferred":
         raise LabError(f"--spin goes with the deferred schedule, not with {options.schedule}")
+    if options.export and options.nvtx:
+        raise LabError("--export goes without --nvtx, which leaves the recording to another profiler")
     extra = {"spin": options.spin} if options.schedule == "deferred" else {}
     built = schedule.build(options.schedule, options.tokens, options.n, options.k, **extra)
     built = built.without(*options.drop)
     device = devices.get(options.device)
-    result = race.run(device, built, options.steps, options.force, options.seed)
+    result = race.run(
+        device,
+        built,
+        options.steps,
+        options.force,
+        options.seed,
+        record=not options.nvtx,
+        annotate=options.nvtx,
+    )
     if options.export:
         result.timeline.export_chrome(options.export)
     if options.json:

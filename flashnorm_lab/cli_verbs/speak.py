@@ -67,8 +67,7 @@ class Speaker:
         self.device = devices.get(options.device)
         self.model = models.smollm2(options.model)
         decoding.prompt_ids(self.model.tokenizer, self.prompt)
-        if self.device.kind == "cuda":
-            self.model.model.to("cuda")
+        decoding.move(self.model.model, self.device)
         self.attached = decoding.attach(
             self.model.model,
             self.device,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,6 +42,8 @@ class Device(abc.ABC):
     kind: str
     name: str
     reason: str
+    recorder: Any
+    """What notes the calls of the plans' steps at present, or None."""
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -71,6 +74,31 @@ class Device(abc.ABC):
             timeline = recorder.timeline()
         """
 
+    @contextlib.contextmanager
+    def annotating(self) -> Iterator[None]:
+        """While it is open, every call of every plan's step has an NVTX range, named as in a recording.
+
+        Nothing is recorded, so that another profiler can be: Nsight Systems and the recording on CUDA both
+        use CUPTI, which as a rule serves one of them at a time.
+        """
+        self.check_not_recorded()
+        self.wait()
+        self.recorder = recorder = self.new_recorder()
+        try:
+            yield
+        finally:
+            self.recorder = None
+            recorder.close()
+
+    def check_not_recorded(self) -> None:
+        """``LabError`` while the device is being recorded or annotated."""
+        if self.recorder is not None:
+            raise LabError(f"{self.name} is being recorded already; close that recording first")
+
+    @abc.abstractmethod
+    def new_recorder(self) -> Any:
+        """A recorder that notes calls and pushes their NVTX ranges."""
+
 
 class Recorder(Protocol):
     """What `Device.recording` gives."""
@@ -100,7 +128,9 @@ class Plan(abc.ABC):
         """Replay ``steps`` times and wait for the device; with ``force``, every step goes that way."""
         check_steps(steps)
         forced = check_force(self.schedule, force)
-        for _ in range(steps):
+        for number in range(steps):
+            if self.device.recorder is not None:
+                self.device.recorder.begin(f"step {number}")
             self.step(forced)
         self.device.wait()
 

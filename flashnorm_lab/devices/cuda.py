@@ -145,12 +145,9 @@ class CudaDevice(Device):
 
         ``LabError`` where torch cannot use the GPU, and from ``timeline()`` where the profiler lost launches.
         """
-        from ._cupti import CuptiRecorder
-
-        if self.recorder is not None:
-            raise LabError(f"{self.name} is being recorded already; close that recording first")
+        self.check_not_recorded()
         self.wait()
-        recorder = CuptiRecorder(self)
+        recorder = self.new_recorder()
         with recorder.profiler():
             self.recorder = recorder
             try:
@@ -159,6 +156,11 @@ class CudaDevice(Device):
             finally:
                 self.recorder = None
                 recorder.close()
+
+    def new_recorder(self) -> CuptiRecorder:
+        from ._cupti import CuptiRecorder
+
+        return CuptiRecorder(self)
 
     def clock_offset(self) -> tuple[int, int]:
         """``(offset, error)`` in ns: host time (``perf_counter_ns``) = the profiler's time + offset, ± error.

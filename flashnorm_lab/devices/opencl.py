@@ -141,18 +141,20 @@ class OpenCLDevice(Device):
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[OpenCLRecorder]:
-        from ._recording import OpenCLRecorder
-
-        if self.recorder is not None:
-            raise LabError(f"{self.name} is being recorded already; close that recording first")
+        self.check_not_recorded()
         self.wait()
-        self.recorder = recorder = OpenCLRecorder(self)
+        self.recorder = recorder = self.new_recorder()
         try:
             yield recorder
             recorder.host("wait for every stream", "synchronize", self.wait)
         finally:
             self.recorder = None
             recorder.close()
+
+    def new_recorder(self) -> OpenCLRecorder:
+        from ._recording import OpenCLRecorder
+
+        return OpenCLRecorder(self)
 
     def clock_offset(self, tries: int = 32) -> tuple[int, int]:
         """``(offset, error)`` in ns: host time (``perf_counter_ns``) = device time + offset, ± error.

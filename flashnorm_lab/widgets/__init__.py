@@ -1,0 +1,26 @@
+"""Panels for JupyterLab: `RacePanel` for a schedule and its edges, `SpeechPanel` for a model that speaks, and
+`Sliders` for any figure that depends on a few settings.
+
+State in, figures out: whatever is computed comes from the layers below. A panel loads when it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .race_panel import RacePanel
+    from .sliders import Sliders
+    from .speech_panel import SpeechPanel
+
+__all__ = ["RacePanel", "Sliders", "SpeechPanel"]
+
+_MODULES = {"RacePanel": "race_panel", "SpeechPanel": "speech_panel", "Sliders": "sliders"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a panel when it is first asked for. ``AttributeError`` for any other name."""
+    if name in _MODULES:
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,166 @@
+"""Notebook 04 in JupyterLab, driven in headless Chromium as a learner would drive it."""
+
+import json
+import re
+import shutil
+import time
+
+import pytest
+from browser import jupyter
+
+from flashnorm_lab import timeline
+from flashnorm_lab.schedule import EDGES
+
+pytestmark = pytest.mark.browser
+
+NOTEBOOK = "04_two_streams_and_a_missing_edge.ipynb"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The notebook opened and run once; what the page complained of is collected in ``complaints``."""
+    folder = tmp_path_factory.mktemp("lab")
+    shutil.copy(jupyter.ROOT / "notebooks" / NOTEBOOK, folder)
+    with jupyter.server(folder) as server, jupyter.browser_page() as page:
+        complaints = []
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+        notebook = jupyter.run_all(page, server, NOTEBOOK)
+        panel = notebook.locator(".fnl")
+        panel.scroll_into_view_if_needed()
+        panel.locator(".js-plotly-plot").nth(2).wait_for()
+        yield Lab(page, notebook, panel, folder, complaints)
+
+
+class Lab:
+    """What a learner has in front of them."""
+
+    def __init__(self, page, notebook, panel, folder, complaints):
+        self.page, self.notebook, self.panel = page, notebook, panel
+        self.folder, self.complaints = folder, complaints
+
+    def switch(self, edge):
+        return self.panel.get_by_role("button", name=re.compile(f"^{edge}:"))
+
+    def set_edge(self, edge, in_place):
+        if ("in place" in self.switch(edge).inner_text()) != in_place:
+            self.switch(edge).click()
+
+    def verdict(self):
+        return self.panel.locator(".verdict").inner_text()
+
+    def program(self):
+        return self.panel.locator("pre.program").inner_html()
+
+    def struck(self):
+        return self.panel.locator("pre.program del").all_inner_texts()
+
+    def outcome(self):
+        return self.panel.locator(".outcome").inner_text()
+
+    def graph(self):
+        return self.panel.locator(".js-plotly-plot").nth(0).inner_html()
+
+    def timeline(self):
+        return self.panel.locator(".js-plotly-plot").nth(1).inner_html()
+
+    def until(self, condition, seconds=20.0):
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, (
+                f"not so after {seconds:g} s; the panel says: {self.panel.inner_text()}"
+            )
+            self.page.wait_for_timeout(50)
+
+    def check_no_complaint(self):
+        assert self.panel.locator('[role="alert"]').count() == 0
+        shown = self.notebook.locator(
+            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.stderr"], '
+            '.jp-OutputArea-output[data-mime-type="application/vnd.jupyter.error"]'
+        )
+        assert shown.all_inner_texts() == []
+        assert self.complaints == []
+
+
+def test_every_cell_runs_and_the_panel_is_alive(lab):
+    assert lab.panel.locator(".js-plotly-plot").count() == 3
+    assert "2 hazards without join_matrix" in lab.verdict()
+    assert "Measured on" in lab.outcome()
+    lab.check_no_complaint()
+
+
+def test_a_switch_changes_verdict_program_graph_and_timeline(lab):
+    lab.set_edge("join_matrix", False)
+    lab.until(lambda: "missing: join_matrix" in lab.graph())
+    assert len(lab.struck()) == 3
+    before = lab.program(), lab.timeline()
+    start = time.monotonic()
+    lab.switch("join_matrix").click()
+    lab.until(lambda: "No hazard" in lab.verdict())
+    lab.until(lambda: "32 fresh" in lab.outcome())
+    lab.until(lambda: lab.timeline() != before[1])
+    took = time.monotonic() - start
+    lab.until(lambda: "missing: join_matrix" not in lab.graph())
+    assert lab.struck() == []
+    assert lab.program() != before[0]
+    assert took < 5, f"a change took {took:.1f} s to show"
+    lab.check_no_complaint()
+
+
+def test_the_worst_case_is_stale_in_every_step(lab):
+    lab.set_edge("join_matrix", False)
+    lab.panel.get_by_role("button", name="Force the worst case").click()
+    lab.until(lambda: "32 stale" in lab.outcome() and "held back until post_scale was done" in lab.outcome())
+    lab.until(lambda: "stale" in lab.timeline())
+    lab.check_no_complaint()
+
+
+def test_export_leaves_a_valid_file_and_a_link(lab):
+    lab.panel.get_by_role("button", name="Export the timeline").click()
+    link = lab.panel.get_by_role("link", name="Download it")
+    link.wait_for()
+    path = lab.folder / "race_timeline.json"
+    assert json.loads(path.read_text())["traceEvents"]
+    assert len(timeline.open(path)) > 32
+    with lab.page.expect_download() as download:
+        link.click()
+    assert download.value.path().read_bytes() == path.read_bytes()
+    assert download.value.suggested_filename == "race_timeline.json"
+    lab.check_no_complaint()
+
+
+def test_a_switch_works_by_keyboard(lab):
+    lab.set_edge("fork_vector", True)
+    lab.until(lambda: "in place" in lab.switch("fork_vector").inner_text())
+    lab.switch("fork_vector").focus()
+    lab.page.keyboard.press("Space")
+    lab.until(lambda: "left out" in lab.switch("fork_vector").inner_text() and "fork_vector" in lab.verdict())
+    lab.page.keyboard.press("Tab")
+    focused = lab.page.evaluate("document.activeElement.innerText")
+    assert focused.startswith("join_matrix")
+    outline = lab.page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    lab.page.keyboard.press("Shift+Tab")
+    lab.page.keyboard.press("Space")
+    lab.until(lambda: "in place" in lab.switch("fork_vector").inner_text())
+    lab.check_no_complaint()
+
+
+def test_fifty_quick_flips_leave_no_error_and_the_right_answer(lab):
+    for edge in EDGES:
+        lab.set_edge(edge, True)
+    lab.until(lambda: "No hazard" in lab.verdict())
+    switches = {edge: lab.switch(edge).element_handle() for edge in EDGES}
+    for number in range(50):  # every edge is flipped an even number of times but the first two, 13 times each
+        switches[EDGES[number % 4]].evaluate("switch_ => switch_.click()")
+    lab.until(lambda: "without fork_matrix, fork_vector" in lab.verdict())
+    lab.until(lambda: len(lab.struck()) == 6)
+    lab.until(lambda: all(f"missing: {edge}" in lab.graph() for edge in EDGES[:2]))
+    lab.until(lambda: "Running" not in lab.panel.inner_text())
+    assert not any(f"missing: {edge}" in lab.graph() for edge in EDGES[2:])
+    for edge in EDGES:
+        assert ("left out" in lab.switch(edge).inner_text()) == (edge in EDGES[:2])
+    for edge in EDGES:
+        lab.set_edge(edge, True)
+    lab.until(lambda: "No hazard" in lab.verdict() and "32 fresh" in lab.outcome())
+    lab.check_no_complaint()
