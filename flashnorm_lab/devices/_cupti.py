@@ -47,7 +47,7 @@ class CuptiRecorder(OpenCLRecorder):
         self.trace: Timeline | None = None
 
     @contextlib.contextmanager
-    def profiler(self) -> Iterator[None]:
+    def profiling(self) -> Iterator[None]:
         """Everything within is seen by CUPTI. ``LabError`` where torch or its profiler cannot do it."""
         import torch
         from torch.profiler import ProfilerActivity, profile

@@ -5,8 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -63,8 +62,8 @@ class Device(abc.ABC):
     def wait(self) -> None:
         """Make the host wait for every stream."""
 
-    @abc.abstractmethod
-    def recording(self) -> AbstractContextManager[Recorder]:
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Recorder]:
         """While it is open, every step of every plan is recorded. One at a time.
 
         ::
@@ -72,7 +71,13 @@ class Device(abc.ABC):
             with device.recording() as recorder:
                 plan.step()
             timeline = recorder.timeline()
+
+        ``LabError`` where a recording is open already, and on CUDA where torch cannot use the GPU: the
+        device's times come from CUPTI there, through torch.profiler.
         """
+        with self._noting(profile=True) as recorder:
+            yield recorder
+            recorder.host("wait for every stream", "synchronize", self.wait)
 
     @contextlib.contextmanager
     def annotating(self) -> Iterator[None]:
@@ -81,19 +86,22 @@ class Device(abc.ABC):
         Nothing is recorded, so that another profiler can be: Nsight Systems and the recording on CUDA both
         use CUPTI, which as a rule serves one of them at a time.
         """
-        self.check_not_recorded()
-        self.wait()
-        self.recorder = recorder = self.new_recorder()
-        try:
+        with self._noting(profile=False):
             yield
-        finally:
-            self.recorder = None
-            recorder.close()
 
-    def check_not_recorded(self) -> None:
-        """``LabError`` while the device is being recorded or annotated."""
+    @contextlib.contextmanager
+    def _noting(self, profile: bool) -> Iterator[Any]:
         if self.recorder is not None:
             raise LabError(f"{self.name} is being recorded already; close that recording first")
+        self.wait()
+        recorder = self.new_recorder()
+        with recorder.profiling() if profile else contextlib.nullcontext():
+            self.recorder = recorder
+            try:
+                yield recorder
+            finally:
+                self.recorder = None
+                recorder.close()
 
     @abc.abstractmethod
     def new_recorder(self) -> Any:
@@ -102,6 +110,9 @@ class Device(abc.ABC):
 
 class Recorder(Protocol):
     """What `Device.recording` gives."""
+
+    def host(self, name: str, category: str, function: Callable[[], Any]) -> Any:
+        """Make a call of the host's, timed, inside an NVTX range of that name; returns what it returns."""
 
     def begin(self, name: str) -> None:
         """Start a new step: spans from here on carry the next number, and a host range has this name."""

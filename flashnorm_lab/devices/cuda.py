@@ -13,8 +13,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -138,24 +137,6 @@ class CudaDevice(Device):
 
     def wait(self) -> None:
         self._cp.cuda.runtime.deviceSynchronize()
-
-    @contextmanager
-    def recording(self) -> Iterator[CuptiRecorder]:
-        """As every device. The device's times come from CUPTI, through torch.profiler.
-
-        ``LabError`` where torch cannot use the GPU, and from ``timeline()`` where the profiler lost launches.
-        """
-        self.check_not_recorded()
-        self.wait()
-        recorder = self.new_recorder()
-        with recorder.profiler():
-            self.recorder = recorder
-            try:
-                yield recorder
-                recorder.host("wait for every stream", "synchronize", self.wait)
-            finally:
-                self.recorder = None
-                recorder.close()
 
     def new_recorder(self) -> CuptiRecorder:
         from ._cupti import CuptiRecorder

@@ -13,7 +13,7 @@ import functools
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,18 +138,6 @@ class OpenCLDevice(Device):
     def wait(self) -> None:
         for queue in self.queues.values():
             queue.finish()
-
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[OpenCLRecorder]:
-        self.check_not_recorded()
-        self.wait()
-        self.recorder = recorder = self.new_recorder()
-        try:
-            yield recorder
-            recorder.host("wait for every stream", "synchronize", self.wait)
-        finally:
-            self.recorder = None
-            recorder.close()
 
     def new_recorder(self) -> OpenCLRecorder:
         from ._recording import OpenCLRecorder
