@@ -41,6 +41,8 @@ def write(schedule: Schedule) -> str:
         f"tokens, n, k, eps = np.int32({tokens}), np.int32({n}), np.int32({k}), np.float32({schedule.eps!r})"
     )
     lines += ["", *(_stream(s, schedule.io) for s in schedule.streams)]
+    if schedule.io == "host":
+        lines.append("transfer = cp.cuda.Stream(non_blocking=True)  # the host's own copies, each waited for")
     lines += [f"{e} = cp.cuda.Event(disable_timing=True)" for e in schedule.all_edges if e in schedule.edges]
     if bfloat16:
         lines += ["", "", "def bfloat16(values):  # the upper half of each float32"]
@@ -87,9 +89,9 @@ def _step(s: Step, schedule: Schedule) -> list[str]:
         case Synchronize():
             return [f"{s.stream}.synchronize()" if s.stream else "cp.cuda.runtime.deviceSynchronize()"]
         case HostWrite():
-            return [f"{s.buffer}.set({s.buffer}_host, stream=main)"]
+            return [f"{s.buffer}.set({s.buffer}_host, stream=transfer)", "transfer.synchronize()"]
         case HostRead():
-            return [f"{s.buffer}.get(out={s.buffer}_host, stream=main)"]
+            return [f"{s.buffer}.get(out={s.buffer}_host, stream=transfer)  # waits until it has arrived"]
 
 
 def _stream(name: str, io: str) -> str:

@@ -20,11 +20,6 @@ from .errors import LabError
 from .schedule import Access, Copy, External, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
 
 HOST = "host"
-MEANING = {
-    "RAW": "read after write: the read may see the value from before the write",
-    "WAR": "write after read: the write may replace a value that is still to be read",
-    "WAW": "write after write: the older value may be the one that stays",
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,7 @@ class Hazard:
 
     def explain(self) -> str:
         """The hazard in one sentence."""
-        when = "in the same step" if self.distance == 0 else "of the next step"
+        when = ("in the same step", "of the next step", f"{self.distance} steps later")[min(self.distance, 2)]
         what = {"RAW": "reads", "WAR": "overwrites", "WAW": "overwrites"}[self.kind]
         did = {"RAW": "writing", "WAR": "reading", "WAW": "writing"}[self.kind]
         return (

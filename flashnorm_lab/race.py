@@ -18,7 +18,7 @@ from . import algebra, hazards, outcomes
 from .devices.base import Device, Force, Plan, check_force, check_steps
 from .errors import LabError
 from .outcomes import Outcome
-from .schedule import Schedule
+from .schedule import Copy, Launch, Schedule
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -72,10 +72,12 @@ class RaceResult:
 def worst_case(schedule: Schedule) -> Force | None:
     """The interleaving that makes the first read-after-write hazard within a step go wrong every time.
 
-    The writer is held until the reader is done. None where nothing can go wrong within a step.
+    The writer is held until the reader is done. None where nothing can go wrong within a step, or only
+    between two that a device cannot hold: the host, and torch's own kernels.
     """
+    can_hold = {s.name for s in schedule.steps if isinstance(s, Launch | Copy)}
     for hazard in hazards.find(schedule, repeats=1):
-        if hazard.kind == "RAW" and hazards.HOST not in (hazard.first_stream, hazard.second_stream):
+        if hazard.kind == "RAW" and {hazard.first, hazard.second} <= can_hold:
             return Force(hazard.first, hazard.second)
     return None
 
@@ -99,6 +101,7 @@ def run(
 ) -> RaceResult:
     """Run ``steps`` steps and judge each. ``force``: a `Force`, "HOLD:UNTIL", or "worst" for `worst_case`.
 
+    "worst" where nothing can be forced runs freely, and the result's ``force`` is None.
     ``record`` keeps the timeline. ``annotate``, without ``record``, pushes NVTX ranges for another profiler.
     """
     return prepare(device, schedule, steps, seed).run(force, record, annotate)
@@ -125,8 +128,9 @@ def _inputs(shape: tuple[int, int, int], eps: float, steps: int, seed: int) -> _
     memory = _memory()
     if needed > memory // 2:
         raise LabError(
-            f"a race at {tokens} tokens, n={n}, k={k} and {steps} steps needs {needed / 2**30:.1f} GiB of "
-            f"the {memory / 2**30:.1f} GiB here; take a smaller shape or fewer steps"
+            f"a race at {tokens} tokens, n={n}, k={k} and {steps} steps needs "
+            f"{needed / 2**20:,.0f} MiB, and at most half of the {memory / 2**20:,.0f} MiB here is taken; "
+            "choose a smaller shape or fewer steps"
         )
     draw = np.random.default_rng(seed)
     xs = draw.standard_normal((rows, tokens, n), np.float32)

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
+import socket
 import subprocess
 import sys
+import time
 import types
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -175,6 +180,41 @@ def test_lab_leaves_out_what_the_user_sets():
 
 def test_lab_opens_a_notebook_that_is_there():
     assert (lab.notebooks_folder() / lab.FIRST_NOTEBOOK).is_file()
+
+
+def page(address):
+    """A page of a server that may still be starting: it tells its address a moment before it listens."""
+    limit = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(address, timeout=20) as answer:
+                return answer.read().decode()
+        except urllib.error.HTTPError:
+            raise
+        except urllib.error.URLError:
+            if time.monotonic() > limit:
+                raise
+            time.sleep(0.1)
+
+
+def test_lab_starts_for_real():
+    """Jupyter answers on this machine's own address, asks for its token, and opens the first notebook."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    line = [sys.executable, "-m", "flashnorm_lab", "lab", "--no-browser", f"--port={port}"]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            found = (re.search(r"http://127\S+token=\w+", text) for text in server.stdout)
+            address = next(m[0] for m in found if m)
+            assert address.startswith(
+                f"http://127.0.0.1:{port}/lab/tree/notebooks/00_start_here.ipynb?token="
+            )
+            assert "apputils-extension:announcements" in page(address)  # no question about news
+            with pytest.raises(urllib.error.HTTPError, match="403"):
+                page(f"http://127.0.0.1:{port}/api/contents")
+        finally:
+            server.terminate()
 
 
 def test_lab_hands_unknown_options_on_in_their_order(monkeypatch, capsys, tmp_path):

@@ -4,6 +4,10 @@
 ``transfers`` treats the CPU as a device with memory of its own, as an OpenCL GPU has.
 """
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from itertools import combinations
 
@@ -442,7 +446,21 @@ def test_opencl_says_that_it_has_no_half_precision():
 def test_devices_by_name():
     first, again = opencl.open_device(reason="one"), devices.get("opencl")
     assert (first.reason, again.reason) == ("one", "asked for by name")
-    assert first.queues is again.queues
+    assert first == again
+    assert len({first, again, opencl.open_device(split=False)}) == 2
+
+
+def test_two_handles_on_one_device_share_its_recording():
+    one, other = opencl.open_device(), opencl.open_device()
+    plans = [handle.prepare(deferred()) for handle in (one, other)]
+    with one.recording() as recorder:
+        for plan in plans:
+            plan.step()
+        with pytest.raises(LabError, match="is being recorded already"), other.recording():
+            pass
+    assert sorted(recorder.timeline().frame().query("category == 'kernel'").name) == sorted(
+        ["projection", "inv_rms", "post_scale"] * 2
+    )
     assert devices.get("opencl:portable").kind == "opencl"
     assert devices.get("auto").reason
     for name in ("vulkan", "cuda:1", "auto:x", ""):
@@ -480,7 +498,23 @@ def test_no_opencl_platform(anew, monkeypatch):
         devices.get("opencl")
 
 
-def test_one_core(anew, monkeypatch):
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux, to leave a process one core")
+@pytest.mark.parametrize(("wrong", "label"), [((), "fresh"), (("--drop", "join_matrix", "--force"), "stale")])
+def test_a_process_that_has_one_core_only(wrong, label):
+    done = subprocess.run(
+        [sys.executable, "-m", "flashnorm_lab", "race", "--device=opencl", "--steps=6", "--json", *wrong],
+        preexec_fn=lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        env=os.environ | {"POCL_MAX_PTHREAD_COUNT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    told = json.loads(done.stdout)
+    assert told[label] == 6
+    assert told["device"]["streams"]["matrix"] == "the one core"
+
+
+def test_a_cpu_that_does_not_split(anew, monkeypatch):
     monkeypatch.setattr(opencl, "_halves", lambda cl, device: [])
     device = opencl.open_device()
     assert len(set(device.describe()["streams"].values())) == 1

@@ -1,7 +1,7 @@
 """The verdict: all sixteen wirings of the deferred step, and schedules made for one rule each."""
 
 import itertools
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 
@@ -122,6 +122,44 @@ def test_a_host_that_waits_orders_what_it_issues_later(stream):
     assert hazards.find(with_steps(WRITE, Synchronize(stream), OVERWRITE), repeats=1) == ()
     assert len(hazards.find(with_steps(Synchronize(stream), WRITE, OVERWRITE), repeats=1)) == 1
     assert len(hazards.find(with_steps(WRITE, Synchronize("b"), OVERWRITE), repeats=1)) == 1
+
+
+@dataclass(frozen=True)
+class Parts(schedule.Schedule):
+    """Two copies that write parts of x, as views with offsets would."""
+
+    parts: tuple[tuple[int, int], ...] = ()
+
+    def accesses(self, step):
+        if not isinstance(step, Copy):
+            return ()
+        start, stop = self.parts[[s for s in self.steps if isinstance(s, Copy)].index(step)]
+        return (schedule.Access("x", start, stop, writes=True),)
+
+
+@pytest.mark.parametrize(
+    ("parts", "overlap"),
+    [
+        (((0, 16), (16, 32)), None),
+        (((0, 17), (16, 32)), (16, 17)),
+        (((8, 12), (0, 32)), (8, 12)),
+        (((0, 32), (8, 12)), (8, 12)),
+        (((4, 4), (0, 32)), None),
+    ],
+)
+def test_only_overlapping_bytes_conflict(parts, overlap):
+    base = with_steps(WRITE, OVERWRITE)
+    built = Parts(**{f.name: getattr(base, f.name) for f in fields(base)}, parts=parts)
+    assert [(h.start, h.stop) for h in hazards.find(built, repeats=1)] == ([overlap] if overlap else [])
+
+
+def test_a_write_of_a_part_leaves_the_rest_of_an_older_write_in_view():
+    third = Copy("third", "c", "xs", "x")
+    base = with_steps(WRITE, Record("e", "a"), Wait("e", "b"), OVERWRITE, third)
+    parts = ((0, 32), (0, 16), (0, 32))
+    built = Parts(**{f.name: getattr(base, f.name) for f in fields(base)}, parts=parts)
+    found = {(h.first, h.second, h.start, h.stop) for h in hazards.find(built, repeats=1)}
+    assert found == {("write", "third", 0, 32), ("overwrite", "third", 0, 16)}
 
 
 def test_rows_of_a_per_step_buffer_do_not_conflict():

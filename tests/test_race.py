@@ -1,6 +1,7 @@
 """The race on the OpenCL device, with the interleaving forced, so that no verdict depends on luck."""
 
 import contextlib
+import itertools
 import json
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from flashnorm_lab import hazards, outcomes, race, ranges, schedule
 from flashnorm_lab.devices import opencl
-from flashnorm_lab.devices.base import Force
+from flashnorm_lab.devices.base import Force, check_force
 from flashnorm_lab.errors import LabError
 from flashnorm_lab.schedule import EDGES
 
@@ -61,6 +62,18 @@ def test_the_timeline_marks_the_read_that_was_stale(device):
     assert list(marked.name) == ["post_scale"] * 3
     assert set(marked.outcome) == {"stale"}
     assert list(marked.step) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("io", schedule.IO)
+def test_every_worst_case_can_be_forced(io):
+    found = {}
+    for size in range(5):
+        for drop in itertools.combinations(EDGES, size):
+            built = schedule.deferred(1, 64, 48, io=io).without(*drop)
+            found[drop] = race.worst_case(built)
+            assert check_force(built, found[drop]) == found[drop]
+    assert found["join_matrix",] == Force("projection", "post_scale")
+    assert (found["fork_vector",] is None) == (io != "stream")  # x comes from the host, or from torch
 
 
 def test_without_a_hazard_there_is_no_worst_case(device):
@@ -127,7 +140,7 @@ def test_inputs_come_from_the_seed():
 
 def test_a_race_that_would_not_fit_is_refused_before_it_takes_the_memory(device, monkeypatch):
     monkeypatch.setattr(race, "_memory", lambda: 1 << 20)
-    with pytest.raises(LabError, match=r"n=512, k=512 and 4 steps needs 0.0 GiB of the 0.0 GiB here; take a"):
+    with pytest.raises(LabError, match="needs 3 MiB, and at most half of the 1 MiB here"):
         race.run(device, schedule.fused(1, 512, 512), steps=4)
 
 

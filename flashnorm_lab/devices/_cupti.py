@@ -12,11 +12,11 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..errors import LabError
 from ..timeline import Timeline, from_kineto
-from ._recording import OpenCLRecorder
+from ._recording import CallRecorder
 
 if TYPE_CHECKING:
     from .cuda import CudaDevice, CudaPlan, _Command
@@ -24,18 +24,7 @@ if TYPE_CHECKING:
 _CATEGORY = {"copy": "launch", "transfer": "copy"}
 
 
-class _Times(NamedTuple):
-    """Start and end of a command in the profiler's nanoseconds, in the shape of an OpenCL event."""
-
-    start: int
-    end: int
-
-    @property
-    def profile(self) -> _Times:
-        return self
-
-
-class CuptiRecorder(OpenCLRecorder):
+class CuptiRecorder(CallRecorder):
     """Notes every call of every step, and finds its times in the profiler's trace."""
 
     on: CudaDevice
@@ -45,6 +34,8 @@ class CuptiRecorder(OpenCLRecorder):
         self.recorded: dict[tuple[CudaPlan, str], int] = {}
         self.waiting: dict[int, list[tuple[str, Any, int]]] = defaultdict(list)
         self.trace: Timeline | None = None
+        self.seen: list[tuple[int, int]] = []
+        """Start and end of each command, once the trace has been read."""
 
     @contextlib.contextmanager
     def profiling(self) -> Iterator[None]:
@@ -87,14 +78,14 @@ class CuptiRecorder(OpenCLRecorder):
         """The whole recording on the host's clock. ``LabError`` where the profiler missed something."""
         if self.trace is not None:
             spans, calls = self._find(self.trace)
-            times = [_Times(int(self.trace.start_ns[s]), int(self.trace.end_ns[s])) for s in spans]
-            self._set_clocks(self.trace, times, calls)
-            self.commands = [
-                (name, stream, time, step, waits)
-                for (name, stream, _, step, waits), time in zip(self.commands, times, strict=True)
-            ]
+            self.seen = [(int(self.trace.start_ns[s]), int(self.trace.end_ns[s])) for s in spans]
+            self._set_clocks(self.trace, calls)
             self.trace = None
         return super().timeline()
+
+    def times(self, number: int, event: Any) -> tuple[int, int]:
+        """Start and end of a command in the profiler's nanoseconds."""
+        return self.seen[number]
 
     def _find(self, trace: Timeline) -> tuple[list[int], list[int]]:
         """For each command, the trace's span of its work and of its call (-1 where the trace lacks the call).
@@ -122,7 +113,7 @@ class CuptiRecorder(OpenCLRecorder):
                 )
         return spans, [call_of.get(span, -1) for span in spans]
 
-    def _set_clocks(self, trace: Timeline, times: list[_Times], calls: list[int]) -> None:
+    def _set_clocks(self, trace: Timeline, calls: list[int]) -> None:
         """Find what to add to the profiler's times, from calls that both clocks saw.
 
         The profiler's idea of a call lies within ours, as we read our clock before and after it. Each call
@@ -135,5 +126,5 @@ class CuptiRecorder(OpenCLRecorder):
             least = max(start - int(trace.start_ns[call]) for (start, _), call in seen)
             most = min(stop - int(trace.end_ns[call]) for (_, stop), call in seen)
             self.offset, self.error = (least + most) // 2, (abs(most - least) + 1) // 2
-        early = [ours[number][0] - (time.start + self.offset) for number, time in enumerate(times)]
+        early = [ours[number][0] - (start + self.offset) for number, (start, _) in enumerate(self.seen)]
         self.error = max(self.error, *early) if early else self.error

@@ -1,4 +1,4 @@
-"""Turns the events of a recorded run on OpenCL into a timeline."""
+"""Notes the calls of a run and turns them into a timeline. CUDA's recorder builds on it, see `_cupti`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import LabError
 from ..timeline import Timeline, TimelineBuilder
 
 if TYPE_CHECKING:
-    from .opencl import OpenCLDevice
+    from .base import Device
 
 
-class OpenCLRecorder:
-    """Host calls as they are made, and the device's commands with their profiling events."""
+class CallRecorder:
+    """Host calls as they are made, and the device's commands with what tells their times: OpenCL events."""
 
-    def __init__(self, device: OpenCLDevice) -> None:
+    def __init__(self, device: Device) -> None:
         self.on = device
         self.offset, self.error = device.clock_offset()
         self.step = -1
@@ -76,6 +76,10 @@ class OpenCLRecorder:
         found = (i for i in reversed(range(len(self.commands))) if self.commands[i][2] is event)
         return next(found, -1)
 
+    def times(self, number: int, event: Any) -> tuple[int, int]:
+        """Start and end of a command in the device's own nanoseconds, from what was noted with it."""
+        return event.profile.start, event.profile.end
+
     def timeline(self) -> Timeline:
         """Every call and every command, on the host's clock. ``LabError`` while the recording is open."""
         if not self.closed:
@@ -89,7 +93,7 @@ class OpenCLRecorder:
             builder.span(name, "host", start, stop - start, category, launch=launch, step=step)
         spans = []
         for number, (name, stream, event, step, waits) in enumerate(self.commands):
-            start, stop = event.profile.start + self.offset, event.profile.end + self.offset
+            start, stop = (time + self.offset for time in self.times(number, event))
             category = "copy" if name.startswith("copy") else "kernel"
             spans.append(builder.span(name, stream, start, stop - start, category, launch=number, step=step))
             for edge, _, source in waits:

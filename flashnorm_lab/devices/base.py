@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,6 +15,7 @@ from ..errors import LabError
 from ..schedule import Buffer, Copy, Launch, Schedule
 
 if TYPE_CHECKING:
+    from ._recording import CallRecorder
     from ..timeline import Timeline
 
 
@@ -41,8 +41,22 @@ class Device(abc.ABC):
     kind: str
     name: str
     reason: str
-    recorder: Any
-    """What notes the calls of the plans' steps at present, or None."""
+    queues: dict[str, Any]
+    """The streams by name. Two handles on the same streams are one device, and compare equal."""
+
+    def __init__(self) -> None:
+        self._notes: dict[str, Any] = {"recorder": None}  # shared by all handles on this device
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Device) and other.queues is self.queues
+
+    def __hash__(self) -> int:
+        return id(self.queues)
+
+    @property
+    def recorder(self) -> Any:
+        """What notes the calls of the plans' steps at present, or None."""
+        return self._notes["recorder"]
 
     @abc.abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -96,15 +110,19 @@ class Device(abc.ABC):
         self.wait()
         recorder = self.new_recorder()
         with recorder.profiling() if profile else contextlib.nullcontext():
-            self.recorder = recorder
+            self._notes["recorder"] = recorder
             try:
                 yield recorder
             finally:
-                self.recorder = None
+                self._notes["recorder"] = None
                 recorder.close()
 
     @abc.abstractmethod
-    def new_recorder(self) -> Any:
+    def clock_offset(self) -> tuple[int, int]:
+        """``(offset, error)`` in ns: host time (``perf_counter_ns``) = device time + offset, ± error."""
+
+    @abc.abstractmethod
+    def new_recorder(self) -> CallRecorder:
         """A recorder that notes calls and pushes their NVTX ranges."""
 
 
@@ -235,13 +253,3 @@ def check_force(schedule: Schedule, force: Force | str | None) -> Force | None:
 def rows(buffer: Buffer, steps: int) -> tuple[int, ...]:
     """The shape of a buffer in memory: a per-step buffer has one row a step."""
     return (steps, *buffer.shape) if buffer.per_step else buffer.shape
-
-
-def nbytes(buffer: Buffer, steps: int) -> int:
-    """Bytes of a buffer in memory."""
-    return buffer.nbytes * (steps if buffer.per_step else 1)
-
-
-def element_count(buffer: Buffer, steps: int) -> int:
-    """Elements of a buffer in memory."""
-    return math.prod(rows(buffer, steps))

@@ -87,6 +87,7 @@ class CudaDevice(Device):
     kind = "cuda"
 
     def __init__(self, cp: Any) -> None:
+        super().__init__()
         self._cp = cp
         self.reason = ""
         runtime = cp.cuda.runtime
@@ -99,7 +100,7 @@ class CudaDevice(Device):
         self.name = f"{model} ({self.arch}), CUDA driver {self.driver}"
         self.queues = {name: cp.cuda.Stream(non_blocking=True) for name in STREAMS}
         """The three streams. A plan with ``io="torch"`` has torch's stream for main instead."""
-        self.recorder: CuptiRecorder | None = None
+        self.transfer = cp.cuda.Stream(non_blocking=True)
         self.function = functools.cache(self._function)
 
     def describe(self) -> dict[str, Any]:
@@ -241,10 +242,10 @@ class CudaPlan(Plan):
                     commands.append(_Command("synchronize", label, "", call))
                 case HostWrite():
                     label = f"host write of {s.buffer}"
-                    commands.append(_Command("transfer", label, "main", self._to_device(s.buffer)))
+                    commands.append(_Command("transfer", label, "", self._to_device(s.buffer)))
                 case HostRead():
                     label = f"host read of {s.buffer}"
-                    commands.append(_Command("transfer", label, "main", self._to_host(s.buffer)))
+                    commands.append(_Command("transfer", label, "", self._to_host(s.buffer)))
         return commands
 
     def _launch(self, launch: Launch) -> Callable[[], Any]:
@@ -276,19 +277,22 @@ class CudaPlan(Plan):
         return call
 
     def _to_device(self, name: str) -> Callable[[], Any]:
-        """The host's write of a buffer: a copy on main, ahead of all that main is given next."""
-        runtime, host = self.device._cp.cuda.runtime, self.host[name]
-        arguments = (self.arrays[name].data.ptr, host.ctypes.data, host.nbytes, runtime.memcpyHostToDevice)
-        return functools.partial(runtime.memcpyAsync, *arguments, self.streams["main"].ptr)
+        """The host's write of a buffer."""
+        host, kind = self.host[name], self.device._cp.cuda.runtime.memcpyHostToDevice
+        return self._transfer(self.arrays[name].data.ptr, host.ctypes.data, host.nbytes, kind)
 
     def _to_host(self, name: str) -> Callable[[], Any]:
-        """The host's read of a buffer: a copy on main, and the host waits until it has arrived."""
-        runtime, host, main = self.device._cp.cuda.runtime, self.host[name], self.streams["main"]
-        arguments = (host.ctypes.data, self.arrays[name].data.ptr, host.nbytes, runtime.memcpyDeviceToHost)
+        """The host's read of a buffer."""
+        host, kind = self.host[name], self.device._cp.cuda.runtime.memcpyDeviceToHost
+        return self._transfer(host.ctypes.data, self.arrays[name].data.ptr, host.nbytes, kind)
+
+    def _transfer(self, target: int, source: int, size: int, kind: int) -> Callable[[], Any]:
+        """A copy on a stream of its own: done before the host goes on, and ordered by nothing else."""
+        copy_async, transfer = self.device._cp.cuda.runtime.memcpyAsync, self.device.transfer
 
         def call() -> None:
-            runtime.memcpyAsync(*arguments, main.ptr)
-            main.synchronize()
+            copy_async(target, source, size, kind, transfer.ptr)
+            transfer.synchronize()
 
         return call
 

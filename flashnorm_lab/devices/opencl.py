@@ -25,9 +25,10 @@ from ..schedule import Copy, HostRead, HostWrite, Launch, Record, Schedule, Sync
 from .base import Device, Force, Plan, check_numbers, check_shape, check_steps, rows
 
 if TYPE_CHECKING:
-    from ._recording import OpenCLRecorder
+    from ._recording import CallRecorder
 
 STREAMS = ("main", "matrix", "vector")
+POCL = "Portable Computing Language"
 PAGE = 4096
 """Alignment of host memory that a CPU device uses in place."""
 
@@ -69,7 +70,7 @@ def _open(wanted: str, split: bool) -> OpenCLDevice:
             known = "; ".join(f"{p.name}: {d.name.strip()}" for p, d in choices)
             raise LabError(f"no OpenCL platform or device is named like {wanted!r}; there are {known}")
         return OpenCLDevice(*matching[0], split=split)
-    choices.sort(key=lambda c: "Portable Computing Language" not in c[0].name)
+    choices.sort(key=lambda c: POCL not in c[0].name)
     return OpenCLDevice(*choices[0], split=split)
 
 
@@ -81,12 +82,14 @@ class OpenCLDevice(Device):
     def __init__(self, platform: Any, device: Any, split: bool = True) -> None:
         import pyopencl as cl
 
+        super().__init__()
         self._cl = cl
         self.platform, self.device = platform, device
         self.reason = ""
         self.is_cpu = bool(device.type & cl.device_type.CPU)
-        self.in_place = self.is_cpu
-        """Whether buffers are host memory that the device uses where it lies."""
+        self.in_place = self.is_cpu and POCL in platform.name
+        """Whether buffers are host memory that the device uses where it lies. OpenCL promises that only
+        between a map and an unmap; PoCL's CPU device has no other memory, so there it always holds."""
         self.halves = _halves(cl, device) if split and self.is_cpu else []
         parts = [device, *self.halves]
         self.context = cl.Context(parts)
@@ -97,7 +100,6 @@ class OpenCLDevice(Device):
         self.transfer = cl.CommandQueue(self.context, device)
         self.last: dict[str, Any] = dict.fromkeys(STREAMS)
         """The newest command of each queue: what an event recorded now would stand for."""
-        self.recorder: OpenCLRecorder | None = None
         cores = device.max_compute_units
         self.name = f"{device.name.strip()} ({cores} core{'s' * (cores != 1)}), {_version(platform)}"
         self.program = functools.cache(self._program)
@@ -139,10 +141,10 @@ class OpenCLDevice(Device):
         for queue in self.queues.values():
             queue.finish()
 
-    def new_recorder(self) -> OpenCLRecorder:
-        from ._recording import OpenCLRecorder
+    def new_recorder(self) -> CallRecorder:
+        from ._recording import CallRecorder
 
-        return OpenCLRecorder(self)
+        return CallRecorder(self)
 
     def clock_offset(self, tries: int = 32) -> tuple[int, int]:
         """``(offset, error)`` in ns: host time (``perf_counter_ns``) = device time + offset, ± error.
@@ -357,7 +359,7 @@ class OpenCLPlan(Plan):
         else:
             self._observed_step(force, self.device.recorder)
 
-    def _observed_step(self, force: Force | None, recorder: OpenCLRecorder | None) -> None:
+    def _observed_step(self, force: Force | None, recorder: CallRecorder | None) -> None:
         """The step once more, slower: with a gate in front of a held launch, or with every call timed."""
         device, row = self.device, self._done[0] % self.steps
         events = {name: (e, recorder.number(e) if recorder else -1) for name, e in self._recorded.items()}
