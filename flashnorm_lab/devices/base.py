@@ -15,8 +15,8 @@ from ..errors import LabError
 from ..schedule import Buffer, Copy, Launch, Schedule
 
 if TYPE_CHECKING:
-    from ._recording import CallRecorder
     from ..timeline import Timeline
+    from ._recording import CallRecorder
 
 
 @dataclass(frozen=True)
