@@ -6,12 +6,12 @@ FlashNorm is arXiv 2407.09577. Its propositions, in the words and symbols of thi
 2. *Deferring.* The scalar r = 1/sqrt(mean(x²) + eps) moves behind the product: z = (x W*ᵀ) r.
 3. *Cancelling.* Where a second RMSNorm follows, the first one's scalar cancels, up to the two eps.
 
-Shapes are those of DESIGN: x [tokens, n], g [n], W and W* [k, n] (as a Hugging Face `Linear` stores them),
-r [tokens], y and z [tokens, k]. All arguments of a call share one floating dtype, which is also the dtype of
-the result. float32, float64 and longdouble are computed in themselves; float16 is storage only, with sums
-and r in float32, as the kernels do it. Nothing is checked for NaN or infinity: they spread as they would on a
-device. Every function raises LabError for an array of the wrong shape or dtype, or an eps that is negative or
-not finite.
+Shapes: x [tokens, n], g [n], W and W* [k, n] (as a Hugging Face `Linear` stores them), r [tokens], y and z
+[tokens, k]. All arguments of a call share one floating dtype, which is also the dtype of the result. float32,
+float64 and longdouble are computed in themselves; float16 is storage only, with sums and r in float32, as the
+kernels do it, except that y, too, is stored in float16 here, to show what that loses. Nothing is checked for
+NaN or infinity: they spread as they would on a device. Every function raises LabError for an array of the
+wrong shape or dtype, or an eps that is negative or not finite.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def _in_turns(rounds: int, measures: Mapping[str, Callable[[], float]]) -> dict[
 def decode(model: Any, tokenizer: Any, device: Device, *, tokens: int = 24, rounds: int = 5) -> list[Ratio]:
     """Tokens a second through the device, over those of the model as it is, with the same threads.
 
-    Decode steps only, greedy, behind the talk's prompt; the three schedules and the stock model take turns,
-    ``rounds`` times, and each ratio is of the medians. All three must write the stock model's text.
+    Decode steps only, greedy, behind the lab's own prompt; the three schedules and the stock model take
+    turns, ``rounds`` times, and each ratio is of the medians. All three must write the stock model's text.
     """
 
     def measure(attached: Any) -> float:

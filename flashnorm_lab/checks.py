@@ -1,9 +1,9 @@
 """Three checks that people run on a model, and what each can see of a missing edge.
 
-`unit_check` calls each norm-projection twice on the same input, `perplexity` lets the model predict a text
-that is given, `long_generation` lets it write one. Each tells what it saw and why, from what it measured: how
-many norm-projections went through the schedule at all, what the buffers held beforehand, which sites read
-stale data. `compare` puts several wirings through all of them.
+`unit_check` calls each norm-projection twice, as a rule on the same input, `perplexity` lets the model
+predict a text that is given, `long_generation` lets it write one. Each tells what it saw and why, from what
+it measured: how many norm-projections went through the schedule at all, what the buffers held beforehand,
+which sites read stale data. `compare` puts several wirings through all of them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ PRIMED = 2
 """Tokens that a text's first pass takes when the rest is predicted step by step."""
 NGRAM = 3
 PATHS = ("one pass", "step by step")
+WARM_UPS = ("same", "another")
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,14 @@ def _verdict(good: bool) -> str:
 # One operation, as its unit test calls it
 
 
-def unit_check(attached: Attached, seed: int = 0, rtol: float = 1e-3) -> Check:
-    """Call each norm-projection of the attached model once, after a warm-up on the same input.
+def unit_check(attached: Attached, seed: int = 0, rtol: float = 1e-3, warm_up: str = "same") -> Check:
+    """Call each norm-projection of the attached model once, after a warm-up.
 
-    That is how an operation is usually tested and timed. x [1, n] is random from ``seed``; z is compared with
-    torch's as in `outcomes.classify`. Passes if every site gives the right values. As a control, which the
-    verdict does not look at, each site is called once more on another input: ``saw["wrong_after_another"]``.
+    ``warm_up`` is on the "same" input, which is how an operation is usually tested and timed, or on
+    "another". x [1, n] is random from ``seed``; z is compared with torch's as in `outcomes.classify`. Passes
+    if every site gives the right values. After a warm-up on the same input each site is called once more, on
+    another, as a control that the verdict does not look at: ``saw["wrong_after_another"]``. After a warm-up
+    on another input that control is the very call that counts. `LabError` for any other ``warm_up``.
 
     saw: sites, wrong, wrong_after_another; held, for each buffer that the missing edges leave unordered (y or
     r), the number of sites where it held the right values before the call that counted; outcomes and
@@ -71,6 +74,8 @@ def unit_check(attached: Attached, seed: int = 0, rtol: float = 1e-3) -> Check:
     """
     import torch
 
+    if warm_up not in WARM_UPS:
+        raise LabError(f"warm_up={warm_up!r} is not one of {', '.join(map(repr, WARM_UPS))}")
     early = {h.buffer for h in attached.hazards if h.kind == "RAW" and h.distance == 0}
     held = {name: 0 for name in ("y", "r") if name in early}
     draw = np.random.default_rng(seed)
@@ -81,14 +86,20 @@ def unit_check(attached: Attached, seed: int = 0, rtol: float = 1e-3) -> Check:
         another *= 3  # or both r would be nearly 1, and an old one could not be told
         y, r = (v.cpu().numpy() for v in site.reference(x.to(site.x.device)))
         new_y, new_r = (v.cpu().numpy() for v in site.reference(another.to(site.x.device)))
-        _call(attached, site, x)
+        _call(attached, site, x if warm_up == "same" else another)
         for name, right in (("y", y), ("r", r)):
             if name in held:
                 held[name] += outcomes.classify(site.plan.read(name), right, {}, rtol).label == "fresh"
-        fresh, _ = outcomes.candidates([y], [r])
-        found[0].append(outcomes.classify(_call(attached, site, x), fresh, {}, rtol))
-        fresh, stale = outcomes.candidates([new_y, y], [new_r, r])
-        found[1].append(outcomes.classify(_call(attached, site, another), fresh, stale, rtol))
+        if warm_up == "same":
+            fresh, _ = outcomes.candidates([y], [r])
+            found[0].append(outcomes.classify(_call(attached, site, x), fresh, {}, rtol))
+            fresh, stale = outcomes.candidates([new_y, y], [new_r, r])
+            found[1].append(outcomes.classify(_call(attached, site, another), fresh, stale, rtol))
+        else:
+            fresh, stale = outcomes.candidates([y, new_y], [r, new_r])
+            outcome = outcomes.classify(_call(attached, site, x), fresh, stale, rtol)
+            found[0].append(outcome)
+            found[1].append(outcome)
     same, other = (outcomes.count(kind) for kind in found)
     sites = len(attached.sites)
     wrong, wrong_other = (sites - counts["fresh"] for counts in (same, other))
@@ -100,7 +111,9 @@ def unit_check(attached: Attached, seed: int = 0, rtol: float = 1e-3) -> Check:
         "outcomes": same,
         "outcomes_after_another": other,
     }
-    if wrong:
+    if wrong and warm_up == "another":
+        why = f"{wrong} of {sites} sites gave wrong values; the call before had another input."
+    elif wrong:
         why = f"{wrong} of {sites} sites gave wrong values even though the call before had the same input."
     elif wrong_other:
         what = " and ".join(f"{name} already held the right values at {n}" for name, n in held.items())

@@ -54,7 +54,7 @@ def probe_python() -> Finding:
     """The interpreter, and whether it is recent enough."""
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info[:2] < OLDEST_PYTHON:
-        return Finding("Python", "missing", detail, "install Python 3.11 or newer and run `make setup` again")
+        return Finding("Python", "missing", detail, "install Python 3.11 to 3.14 and run `make setup` again")
     return Finding("Python", "ok", detail)
 
 

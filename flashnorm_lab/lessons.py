@@ -1,7 +1,8 @@
 """What stands behind the cells of the notebooks, so that a cell is a line or two that a reader can change.
 
 Curves for the algebra, counts of launches and of arithmetic, and small measurements on the machine at hand.
-Every measurement is made when it is asked for and says on what; nothing is remembered, nothing is drawn here.
+Every measurement is made when it is asked for and says on what. Figures are drawn in `figures`; only
+`SideBySide` and `Spoken` show themselves, as a table and as text.
 """
 
 from __future__ import annotations
@@ -203,7 +204,7 @@ def _arrays(lines: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
 
 
 def norm_launches() -> dict[str, int]:
-    """RMSNorms in one decode step of each model whose shape the lab ships: launches, if none is fused."""
+    """RMSNorms in a decode step of each model whose shape the lab ships: launches, if each is one kernel."""
     return {name: models.norm_count(shape) for name, shape in models.presets().items()}
 
 
@@ -260,9 +261,11 @@ class NormTime:
 def time_norms(lab: Model, tokens: int = 24, prompt: str | None = None) -> NormTime:
     """Time each RMSNorm of a Llama-family model, and the whole step, while the model decodes as it is.
 
-    Hooks on the modules read the host's clock just before and just after each norm. On a CPU that is when it
-    runs; so `LabError` for a model on a GPU, where it would be the time that the host takes to launch it. The
-    first steps warm up and are not counted.
+    Hooks on the modules read the host's clock just before and just after each norm. What lies between is not
+    one launch: an eager RMSNorm of transformers is about six operations of torch, called from Python one by
+    one, and the hooks' own cost is inside as well. On a CPU that is when the norm runs; so `LabError` for a
+    model on a GPU, where it would be the time that the host takes to launch it. The first steps warm up and
+    are not counted.
     """
     import torch
 
@@ -450,6 +453,7 @@ class Way:
 
     launches: a step. error: the largest deviation from float64, relative to the root mean square of z.
     step_us: from the host's first call of a step until the host has waited for it; the median, microseconds.
+    It includes the step's two copies, x in and z out, which are the same in every way.
     """
 
     name: str
@@ -589,7 +593,7 @@ def speak(
 ) -> Spoken:
     """Let the model go on from a prompt with edges left out, as `decoding.attach` takes them.
 
-    Without a prompt it is the talk's. The model is moved to where the device works.
+    Without a prompt it is the lab's own, `decoding.PROMPT`. The model is moved to where the device works.
     """
     from . import decoding
 
@@ -619,10 +623,12 @@ def which_check_sees(
     tokens: int = 12,
     text: str = "Water boils at a lower temperature on a mountain.",
     prompt: str | None = None,
+    warm_up: str = "same",
 ) -> dict[str, tuple[Check, ...]]:
     """Each check's answer to an edge left out at each place, the worst case forced, so that luck has no part.
 
-    ``places`` are sites as `decoding.attach` takes them. See `flashnorm_lab.checks`.
+    ``places`` are sites as `decoding.attach` takes them, ``warm_up`` is the unit check's: "same" or "another"
+    input. See `flashnorm_lab.checks`.
     """
     from . import checks, decoding
 
@@ -632,7 +638,7 @@ def which_check_sees(
         with decoding.attach(model, device, drop=(drop,), sites=place, force="worst") as attached:
             known = known or checks.reference(attached, lab.tokenizer, prompt, tokens)
             found[place] = (
-                checks.unit_check(attached),
+                checks.unit_check(attached, warm_up=warm_up),
                 *(checks.perplexity(attached, lab.tokenizer, text, path) for path in checks.PATHS),
                 checks.long_generation(attached, lab.tokenizer, prompt, tokens, known),
             )

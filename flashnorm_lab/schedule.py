@@ -13,6 +13,7 @@ The deferred step, Proposition 2 of FlashNorm (arXiv 2407.09577), on three strea
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -45,7 +46,7 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes ``start`` to ``stop`` of a buffer, read or written. ``row`` tells a per-step buffer's step."""
+    """Bytes ``start`` to ``stop`` of a buffer or, with ``per_step``, of the row of the step at hand."""
 
     buffer: str
     start: int
@@ -237,7 +238,12 @@ def sequential(
 ) -> Schedule:
     """RMSNorm, then the projection, on one stream: two launches.
 
-    Buffers: x [tokens, n], g [n], W [k, n], h [tokens, n] between the two, z [tokens, k] float32.
+    ``eps`` is added under the root. ``dtype`` ("float32", "float16", "bfloat16") is how x, g, W and h lie in
+    memory; arithmetic is float32. ``io``: "stream", where x is copied from a tape and z to one on main and
+    the host waits for nothing; "host", where the host writes x, waits for main and reads z; or "torch",
+    where x and z are used on main by somebody else. Buffers: x [tokens, n], g [n], W [k, n] and, between the
+    two, h [tokens, n] in ``dtype``, z [tokens, k] float32. `LabError` for a size, eps, dtype or io that
+    cannot be.
     """
     buffers = [_x(tokens, n, dtype), Buffer("g", (n,), dtype), Buffer("W", (k, n), dtype),
                Buffer("h", (tokens, n), dtype), Buffer("z", (tokens, k))]  # fmt: skip
@@ -253,7 +259,8 @@ def fused(
 ) -> Schedule:
     """Norm and projection in one launch, with the gain folded into W (Propositions 1 and 2).
 
-    Buffers: x [tokens, n], W_folded [k, n], z [tokens, k].
+    ``eps``, ``dtype``, ``io`` and errors as in `sequential`. Buffers: x [tokens, n], W_folded [k, n] and
+    z [tokens, k], all in ``dtype``.
     """
     buffers = [_x(tokens, n, dtype), Buffer("W_folded", (k, n), dtype), Buffer("z", (tokens, k), dtype)]
     middle: list[Step] = [
@@ -283,8 +290,9 @@ def deferred(
 
     ``edges``: which of `EDGES` are in place. ``streams``: "three", or "one" for the same kernels on main,
     where the stream's own order does what the edges do. ``spin``: iterations of a busy kernel in front of
-    the projection, to widen the window of the race. Buffers: x [tokens, n], W_folded [k, n],
-    y [tokens, k] float32, r [tokens] float32, z [tokens, k].
+    the projection, to widen the window of the race. ``eps``, ``dtype`` and ``io`` as in `sequential`.
+    Buffers: x [tokens, n], W_folded [k, n] and z [tokens, k] in ``dtype``; y [tokens, k] and r [tokens]
+    float32. `LabError` as in `sequential`, and for an edge, a ``streams`` or a ``spin`` that cannot be.
     """
     if streams not in ("three", "one"):
         raise LabError(f"streams={streams!r} is not one of 'three', 'one'")
@@ -323,10 +331,15 @@ BUILDERS = {"sequential": sequential, "fused": fused, "deferred": deferred}
 
 
 def build(name: str, tokens: int, n: int, k: int, **options: object) -> Schedule:
-    """`sequential`, `fused` or `deferred` by name, with that builder's own options."""
+    """`sequential`, `fused` or `deferred` by name, with that builder's own options; `LabError` for others."""
     if name not in BUILDERS:
         raise LabError(f"there is no schedule {name!r}; there are {', '.join(BUILDERS)}")
-    return BUILDERS[name](tokens, n, k, **options)  # type: ignore[operator]
+    builder = BUILDERS[name]
+    takes = list(inspect.signature(builder).parameters)[3:]
+    for option, value in options.items():
+        if option not in takes:
+            raise LabError(f"{option}={value!r}: the {name} schedule takes {', '.join(takes)}")
+    return builder(tokens, n, k, **options)  # type: ignore[operator]
 
 
 def _x(tokens: int, n: int, dtype: str) -> Buffer:
@@ -347,7 +360,7 @@ def _schedule(
     """Check what all three have in common and add how x arrives and z leaves."""
     for label, size in zip(("tokens", "n", "k"), shape, strict=True):
         if isinstance(size, bool) or not isinstance(size, int) or not 1 <= size < 2**31:
-            raise LabError(f"{label}={size!r}: give a whole number of at least 1")
+            raise LabError(f"{label}={size!r}: give a whole number from 1 to 2147483647")
     if dtype not in BYTES:
         raise LabError(f"dtype={dtype!r} is not one of {', '.join(BYTES)}")
     if not (isinstance(eps, int | float) and 0 <= eps < math.inf):

@@ -5,7 +5,8 @@
 //   LANES   threads that share one dot product or one sum (32 is one warp; on a CPU core it is 1)
 //   ROWS    output elements that one block computes at once
 //   UNROLL  partial sums that each thread keeps in registers, to hide the latency of an addition
-//   STORAGE_FLOAT32, STORAGE_FLOAT16 or STORAGE_BFLOAT16: how x, g, W and z lie in memory.
+//   STORAGE_FLOAT32, STORAGE_FLOAT16 or STORAGE_BFLOAT16: how x, g, W, h and the z of post_scale and
+//           fused_norm_projection lie in memory. projection always writes float32, and r is float32 too.
 // Arithmetic is float32 whatever the storage: a sum over n squares in float16 would overflow at 65504.
 
 #define SHARED

@@ -2,7 +2,8 @@
 //
 // The main loop is that of projection.cu; the sum of squares rides along, since x is in a register
 // anyway. The scale is applied in the epilogue, just before the one write. Nothing goes through memory
-// between norm and product, and there is no second launch to wait for.
+// between norm and product, and there is no second launch to wait for. Every row of W sums the same
+// squares again, k times a token: cheap while the kernel waits for W from memory.
 //
 //   x [tokens, n]   W_folded [k, n]   z [tokens, k]
 

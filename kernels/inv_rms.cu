@@ -1,8 +1,7 @@
 // The one number a token that RMSNorm needs: r = 1 / sqrt(mean(x^2) + eps).
 //
-// The deferred step runs this on the vector stream while the matrix stream multiplies. It writes a
-// single float a token, which is why nothing slows down when it comes late, and nothing but the
-// join_vector edge makes sure that it does not.
+// The deferred step runs this on the vector stream while the matrix stream multiplies. It finishes long
+// before the product, as a rule; only join_vector makes that certain.
 //
 //   x [tokens, n]   r [tokens], always float32
 

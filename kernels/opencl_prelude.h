@@ -1,5 +1,6 @@
 // What every kernel in this folder is compiled with on an OpenCL device, in place of cuda_prelude.cuh:
-// CUDA's names for a thread's place, spelled in OpenCL. Storage is float32 here, since PoCL has no fp16.
+// CUDA's names for a thread's place, spelled in OpenCL. Storage is float32 here: the pinned PoCL (3.0) has
+// no fp16.
 
 #define threadIdx ((uint3)(get_local_id(0), get_local_id(1), get_local_id(2)))
 #define blockIdx ((uint3)(get_group_id(0), get_group_id(1), get_group_id(2)))

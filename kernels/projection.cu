@@ -1,9 +1,10 @@
 // The matrix product y = x W^T: one dot product of length n for every token and every row of W.
 //
 // LANES threads share a row of W, and neighbouring lanes read neighbouring elements, so that a GPU's
-// warp loads W in whole cache lines. Each thread keeps UNROLL partial sums: an addition takes about
-// four cycles before its result can be used, and independent sums fill them. On a CPU core LANES is 1,
-// and the same loop then reads UNROLL neighbours at once, which the compiler turns into vector loads.
+// warp loads W in whole cache lines. Each thread keeps UNROLL partial sums: on NVIDIA GPUs since Volta an
+// addition takes about four cycles before its result can be used, and independent sums fill them. On a
+// CPU core LANES is 1, and the same loop then reads UNROLL neighbours at once, which the compiler turns
+// into vector loads.
 //
 //   x [tokens, n]   W [k, n], as a Hugging Face Linear stores it   y [tokens, k], always float32
 

@@ -6,7 +6,12 @@
 // threads of the block must get here, also those whose row lies past the end: a barrier that some
 // threads never reach is undefined behaviour.
 //
-// With one lane there is nothing to add, and the compiler removes all of it.
+// LANES must be a power of two, since each round halves it. With one lane there is nothing to add, and
+// the compiler removes all of it.
+
+#if LANES & (LANES - 1)
+#error "LANES must be a power of two"
+#endif
 
 __device__ float sum_lanes(SHARED float *scratch, float mine)
 {

@@ -71,6 +71,29 @@ def test_the_unit_check_passes_whatever_is_missing_and_tells_why(model, device, 
         assert f"on another input {chosen} of 5 give wrong values" in found.why
 
 
+@wired
+def test_the_unit_check_catches_every_wiring_if_it_warms_up_on_another_input(model, device, wiring):
+    with attach(model, device, **WIRINGS[wiring]) as attached:
+        found = checks.unit_check(attached, warm_up="another")
+        late = 0 if wiring == "all edges" else len(attached.chosen)
+    assert found.passes == (wiring == "all edges")
+    assert found.saw["wrong"] == found.saw["wrong_after_another"] == late
+    assert found.saw["outcomes"] == {"fresh": 5 - late, "stale": late, "torn": 0}
+    assert set(found.saw["held"].values()) <= {0}
+    if late:
+        assert found.why == f"{late} of 5 sites gave wrong values; the call before had another input."
+    else:
+        assert found.why == "All 5 sites gave the right values, also on another input than the one before."
+
+
+def test_the_unit_check_refuses_a_warm_up_that_there_is_not(model, device):
+    with (
+        decoding.attach(model, device) as attached,
+        pytest.raises(LabError, match=r"^warm_up='other' is not one of 'same', 'another'$"),
+    ):
+        checks.unit_check(attached, warm_up="other")
+
+
 def test_the_unit_check_says_that_it_was_lucky(model, device):
     """Without the edge but with every launch waited for: right values that nothing guarantees."""
     with decoding.attach(model, device, drop=["join_matrix"], force="inv_rms:projection") as attached:

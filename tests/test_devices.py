@@ -14,7 +14,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from flashnorm_lab import algebra, devices, schedule
+from flashnorm_lab import algebra, devices, kernels, schedule
 from flashnorm_lab.devices import base, opencl
 from flashnorm_lab.devices.base import Force
 from flashnorm_lab.errors import LabError
@@ -433,6 +433,16 @@ def test_a_wait_may_take_its_event_from_the_step_before():
     assert len(waits) == 6 + 6  # each step's host call and its device span
     names = [timeline.names[i] for i in timeline.edge_name]
     assert names.count("fork_matrix") == 5  # the first step's wait is for an event never recorded
+
+
+def test_a_kernel_that_does_not_compile_is_told_in_one_line(monkeypatch):
+    device = opencl.open_device()
+    broken = replace(kernels.load("spin"), text=kernels.load("spin").text.replace("int iterations", "int it"))
+    monkeypatch.setattr(kernels, "load", lambda name: broken)
+    with pytest.raises(LabError, match=r"kernel spin does not compile on .*error: spin.cu:13:25: ") as told:
+        device._program("spin", broken.defines("cpu"))
+    assert "\n" not in str(told.value)
+    assert "iterations" in str(told.value)
 
 
 def test_opencl_says_that_it_has_no_half_precision():

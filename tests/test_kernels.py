@@ -177,6 +177,11 @@ def test_lanes_are_a_power_of_two():
             assert lanes & (lanes - 1) == 0  # sum_lanes halves it until one is left
 
 
+def test_other_lanes_are_refused_by_the_compiler(device):
+    with pytest.raises(LabError, match=r"LANES must be a power of two"):
+        device.program("inv_rms", ("-DSTORAGE_FLOAT32", "-DLANES=3"))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [

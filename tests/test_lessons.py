@@ -326,6 +326,10 @@ def test_each_check_is_asked_about_each_place(lab, device):
     assert (table.loc["unit check"] == "passes").all()
     assert (table.loc["perplexity, one pass"] == "passes").all()
     assert table.loc["one-step lag", "head"] == "✗ fails"
+    options = {"tokens": 5, "text": PROMPT, "prompt": PROMPT, "warm_up": "another"}
+    table = lessons.verdicts(lessons.which_check_sees(lab, device, places, **options))
+    assert (table.loc["unit check"] == "✗ fails").all()
+    assert (table.loc["perplexity, one pass"] == "passes").all()
     assert not any("forward" in vars(m) for m in lab.model.modules())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import re
@@ -23,8 +24,8 @@ NAMES = (
     "06_timelines",
 )
 WITH_MODEL = ("02", "05", "06")
-ALL_TOGETHER_S = 150
-seconds: dict[str, float] = {}
+NOTEBOOK_S = 900
+"""Far more than any takes: what is still running then hangs."""
 
 
 def read(name):
@@ -122,12 +123,13 @@ def test_each_runs_from_top_to_bottom(name, tmp_path, request, monkeypatch):
     # Spinning threads of torch make every step several times slower where other work keeps the cores busy.
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     notebook = read(name)
-    client = NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
-    )
-    start = time.perf_counter()
-    client.execute()
-    seconds[name] = time.perf_counter() - start
+    end = time.monotonic() + NOTEBOOK_S
+    NotebookClient(
+        notebook,
+        timeout_func=lambda cell: max(1, round(end - time.monotonic())),
+        kernel_name="python3",
+        resources={"metadata": {"path": tmp_path}},
+    ).execute()
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     for cell in code:
@@ -179,6 +181,9 @@ def see_01(code, folder):
 
 
 def see_02(code, folder):
+    launches = labels_of(code[0])
+    assert launches["Llama-3.2-1B"] == 33
+    assert launches["SmolLM2-135M"] == 61
     assert measured(code[2])
     assert measured(code[3])
 
@@ -187,6 +192,15 @@ def see_03(code, folder):
     assert "barrier(CLK_LOCAL_MEM_FENCE)" in text_of(code[2])
     assert text_of(code[4]).count("launches, off by") == 4
     assert measured(code[5])
+
+
+def see_04(code, folder):
+    told = text_of(code[1]).splitlines()
+    assert [line.split(":")[0] for line in told] == ["RAW on y", "WAR on x"]
+    assert all(line.endswith("Repair: join_matrix.") for line in told)
+    counts = ast.literal_eval(text_of(code[3]))
+    assert list(counts) == ["fresh", "stale", "torn"]
+    assert sum(counts.values()) == 32
 
 
 def see_05(code, folder):
@@ -212,11 +226,3 @@ def see_06(code, folder):
     assert "launches" in text_of(code[1])
     assert text_of(code[-1]) == "True"
     assert len(timeline.open(folder / "deferred_step.json")) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.model
-def test_all_together_take_minutes_at_most():
-    if set(seconds) != set(NAMES):
-        pytest.skip("not every notebook was run in this session")
-    assert sum(seconds.values()) < ALL_TOGETHER_S, seconds

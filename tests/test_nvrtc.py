@@ -64,6 +64,12 @@ def test_an_error_names_file_and_line():
     assert "\n" not in str(problem.value)
 
 
+@pytest.mark.parametrize("lanes", [3, 6, 48])
+def test_lanes_that_cannot_be_halved_to_one_are_refused(lanes):
+    with pytest.raises(LabError, match=r'^sum_lanes\.cuh\(\d+\): .*"LANES must be a power of two"'):
+        compile_source(kernels.load("inv_rms").cuda_source(), "inv_rms.cu", options=(f"-DLANES={lanes}",))
+
+
 def test_a_kernel_that_was_broken_is_told_by_the_report(monkeypatch):
     text = kernels.load("post_scale").cuda_source()
     monkeypatch.setattr(kernels.Kernel, "cuda_source", lambda self: text.replace("int column", "int colunm"))

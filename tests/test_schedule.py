@@ -102,6 +102,8 @@ def test_io_decides_how_x_arrives_and_z_leaves():
         (lambda: schedule.fused(1, 8, 4, io="disk"), "'disk'"),
         (lambda: schedule.fused(1, 8, 4).without("join_matrix"), "'join_matrix'"),
         (lambda: schedule.build("deffered", 1, 8, 4), "'deffered'"),
+        (lambda: schedule.build("fused", 1, 8, 4, spin=3), "spin=3: the fused schedule takes eps, dtype, io"),
+        (lambda: schedule.fused(1, 8, 2**31), "k=2147483648: give a whole number from 1 to 2147483647"),
     ],
 )
 def test_bad_input_is_named(call, told):

@@ -34,7 +34,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_speech_options(parser: argparse.ArgumentParser) -> None:
     """Add --prompt, --sites, --model and --threads."""
-    parser.add_argument("--prompt", metavar="TEXT", help="what the model goes on from (default: the talk's)")
+    parser.add_argument(
+        "--prompt", metavar="TEXT", help="what the model goes on from (default: the lab's own prompt)"
+    )
     parser.add_argument(
         "--sites",
         action="append",

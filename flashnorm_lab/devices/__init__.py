@@ -37,7 +37,7 @@ def get(name: str = "auto") -> Device:
 
         unusable = cuda.unusable()
         if unusable:
-            raise LabError(f"device 'cuda' cannot be used: {unusable}; 'opencl' runs on any CPU")
+            raise LabError(f"device 'cuda' cannot be used: {unusable}; 'opencl' runs on the CPU")
         return cuda.open_device(reason="asked for by name")
     if kind == "opencl":
         from . import opencl

@@ -46,7 +46,7 @@ def platforms() -> list[Any]:
         found = []
     if not found:
         raise LabError(
-            "no OpenCL platform was found; `pip install 'pyopencl[pocl]'` brings PoCL, which runs on any CPU"
+            "no OpenCL platform was found; PoCL is one for a CPU: `flashnorm-lab doctor` says how to get it"
         )
     return found
 
@@ -125,7 +125,9 @@ class OpenCLDevice(Device):
         try:
             return self._cl.Program(self.context, source).build(options=list(options))
         except self._cl.Error as problem:
-            raise LabError(f"kernel {name} does not compile on {self.name}: {problem}") from None
+            told = (line.strip() for line in str(problem).splitlines())
+            cause = next((line for line in told if "error" in line), "the compiler does not say why")
+            raise LabError(f"kernel {name} does not compile on {self.name}: {cause}") from None
 
     def prepare(
         self, schedule: Schedule, steps: int = 1, share: Mapping[str, Any] | None = None

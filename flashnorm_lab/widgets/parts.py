@@ -62,6 +62,9 @@ WAITS_FOR = {
 }
 """What each edge makes certain, in words."""
 
+SITE_KINDS = {"qkv": "QKV", "gate_up": "gate + up", "head": "head"}
+"""What the last part of a site's name stands for."""
+
 DOWNLOAD_BYTES = 4_000_000
 """Up to here a download link carries the file itself."""
 

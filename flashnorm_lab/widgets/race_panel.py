@@ -371,11 +371,10 @@ def _stale_map(result: RaceResult) -> go.Figure:
 
 def _presets() -> list[tuple[str, Any]]:
     """Label and (n, k) of the first layer's sites and the head of each model that the lab knows."""
-    words = {"qkv": "QKV", "gate_up": "gate + up", "head": "head"}
     options: list[tuple[str, Any]] = []
     for name, shape in models.presets().items():
         sites = models.norm_projection_sites(shape)
         for site in (sites[0], sites[1], sites[-1]):
-            word = words[site.name.rpartition(".")[2]]
+            word = parts.SITE_KINDS[site.name.rpartition(".")[2]]
             options.append((f"{name} {word}: n={site.n}, k={site.k}", (site.n, site.k)))
     return [*options, ("own n and k", OWN)]

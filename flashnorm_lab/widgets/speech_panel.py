@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
 
-from .. import decoding, devices, figures, hazards, models, outcomes, schedule
-from ..decoding import Token
+from .. import decoding, devices, figures, hazards, models, schedule
+from ..decoding import Tally, Token
 from ..devices.base import Device
 from ..errors import LabError
 from ..models import Model
@@ -37,10 +38,8 @@ from .picture import Picture
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as StaticFigure
 
-PROMPT = "The transformer architecture revolutionized NLP because"
 SITES = ("all", "head", "layers.*.qkv", "layers.*.gate_up", "layers.15.qkv")
 """Offered in the field; any other name or pattern may be written there."""
-GROUPS = {"qkv": "QKV", "gate_up": "gate + up", "head": "head"}
 WHOLE = "the whole token"
 
 _loaded: dict[str, Model] = {}
@@ -57,8 +56,9 @@ class SpeechPanel(Panel):
 
     The controls are attributes: `prompt`, `tokens`, `edges` (by name), `sites`, `force`, `record`,
     `device_choice`, `start`, `stop`, `listed` (the tokens), `site`. So are the answers: `spoken` and
-    `reference` (lists of `decoding.Token`), `timelines` (by token number), `error`. `settle` waits for the
-    end of what is being said. ``LabError`` for an edge or number that cannot be.
+    `reference` (lists of `decoding.Token`), `tally` (what each site read, a `decoding.Tally`), `timelines`
+    (by token number), `error`. `settle` waits for the end of what is being said. ``LabError`` for an edge
+    or number that cannot be.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SpeechPanel(Panel):
         model: Model | None = None,
         device: Device | str | None = None,
         *,
-        prompt: str = PROMPT,
+        prompt: str = decoding.PROMPT,
         tokens: int = 40,
         drop: Iterable[str] = (),
         sites: str | Iterable[str] = "all",
@@ -77,6 +77,7 @@ class SpeechPanel(Panel):
         super().__init__()
         self.model = model
         self.spoken: list[Token] = []
+        self.tally = Tally()
         self.reference: list[Token] = []
         self.timelines: dict[int, Timeline] = {}
         self.device_name = ""
@@ -203,6 +204,7 @@ class SpeechPanel(Panel):
         self._clear()
         self._halt.clear()
         self.spoken, self.reference, self.timelines = [], [], {}
+        self.tally = Tally()
         with self._silently():
             self.listed.options = []
             self.site.options = []
@@ -261,7 +263,7 @@ class SpeechPanel(Panel):
                 if token is None:
                     break
                 seen = recorded.get(token.number)
-                if not post(partial(self._take_token, token, seen, tokens)):
+                if not post(partial(self._take_token, token, seen, tokens, len(attached.sites))):
                     return
         post(self._end)
 
@@ -305,14 +307,16 @@ class SpeechPanel(Panel):
         self._analyse()
         self._started = time.perf_counter()
 
-    def _take_token(self, token: Token, timeline: Timeline | None, tokens: int) -> None:
+    def _take_token(self, token: Token, timeline: Timeline | None, tokens: int, sites: int) -> None:
         self.spoken.append(token)
+        if token.number:  # token 0 comes from the prompt's pass, which runs through torch
+            self.tally.add(token.judged, sites)
         if timeline is not None:
             self.timelines[token.number] = timeline
         speed = len(self.spoken) / max(time.perf_counter() - self._started, 1e-9)
         self._say(f"Token {len(self.spoken)} of {tokens}, {speed:.1f} a second")
         self._show_texts()
-        self.causes.value = parts.site_table(_grouped(self.spoken), "site")
+        self.causes.value = parts.site_table(_grouped(self.tally), "site")
         with self._silently():
             chosen = self.listed.value
             self.listed.options = [self._line(t) for t in self.spoken]
@@ -324,10 +328,8 @@ class SpeechPanel(Panel):
         self._say("Stopped." if stopped else "Done.")
         self._show_texts("(stopped)" if stopped else "")
         if self.spoken:
-            every = parts.site_table(outcome_counts(self.spoken), "site")
-            self.causes.value = parts.site_table(_grouped(self.spoken), "site") + parts.fold(
-                "every site", every
-            )
+            every = parts.fold("every site", parts.site_table(self.tally.sites, "site"))
+            self.causes.value = parts.site_table(_grouped(self.tally), "site") + every
             first = next((t.number for t in self.spoken if self._not_fresh(t)), self.spoken[-1].number)
             self.listed.value = first
 
@@ -433,28 +435,12 @@ class SpeechPanel(Panel):
         return _text_picture(self.prompt.value, [t.text for t in self.reference], said, self.device_name)
 
 
-def outcome_counts(tokens: Iterable[Token]) -> dict[str, dict[str, int]]:
-    """For each site, how many tokens were fresh, stale and torn there."""
-    numbers: dict[str, dict[str, int]] = {}
-    for token in tokens:
-        for name, outcome in token.judged.items():
-            numbers.setdefault(name, dict.fromkeys(outcomes.LABELS, 0))[outcome.label] += 1
-    return numbers
-
-
-def _grouped(tokens: Iterable[Token]) -> Mapping[str, Mapping[str, int]]:
-    """`outcome_counts` added up over the sites of a kind."""
-    groups: dict[str, dict[str, int]] = {}
-    members: dict[str, int] = {}
-    for name, numbers in outcome_counts(tokens).items():
-        kind = GROUPS.get(name.rpartition(".")[2], name)
-        members[kind] = members.get(kind, 0) + 1
-        group = groups.setdefault(kind, dict.fromkeys(outcomes.LABELS, 0))
-        for label, n in numbers.items():
-            group[label] += n
+def _grouped(tally: Tally) -> dict[str, dict[str, int]]:
+    """The outcomes added up over the sites of a kind, with how many layers have one."""
+    members = Counter(name.rpartition(".")[2] for name in tally.sites)
     return {
-        f"{kind}, {members[kind]} layers" if members[kind] > 1 else kind: group
-        for kind, group in groups.items()
+        parts.SITE_KINDS.get(kind, kind) + (f", {members[kind]} layers" if members[kind] > 1 else ""): counts
+        for kind, counts in tally.kinds.items()
     }
 
 
