@@ -135,7 +135,7 @@ class OpenCLDevice(Device):
         check_steps(steps)
         if schedule.dtype != "float32":
             raise LabError(
-                f"dtype={schedule.dtype!r}: OpenCL devices run float32 here, since PoCL has no fp16; use CUDA"
+                f"dtype={schedule.dtype!r}: OpenCL devices run float32 here: PoCL 3.0 has no fp16. Use CUDA"
             )
         return OpenCLPlan(self, schedule, steps, share or {})
 
