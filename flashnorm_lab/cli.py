@@ -5,6 +5,7 @@ interrupted. flashnorm_lab/cli_verbs/__init__.py says how to add a verb.
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from typing import NoReturn
 from . import __version__
 from .cli_verbs import VERBS
 from .errors import LabError
+
+PROG = "flashnorm-lab"
 
 
 class Parser(argparse.ArgumentParser):
@@ -42,7 +45,7 @@ def verbs() -> dict[str, ModuleType]:
 
 def parser() -> Parser:
     """The parser of the whole command line, with one sub-parser for each verb."""
-    top = Parser(prog="flashnorm-lab", description="FlashNorm's algebra, kernels, streams and races.")
+    top = Parser(prog=PROG, description="FlashNorm's algebra, kernels, streams and races.")
     top.add_argument("--version", action="version", version=f"flashnorm-lab {__version__}")
     group = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for name, module in verbs().items():
@@ -56,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. `argv` defaults to the process's own arguments; returns the exit status."""
     # Torch's idle threads would spin on the cores that run the lab's kernels. Read once, when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    top = parser()
     try:
+        top = parser()
         options, extra = top.parse_known_args(argv)
         verb = verbs()[options.verb]
         if hasattr(verb, "EXTRA"):
@@ -68,12 +71,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except LabError as error:
-        print(f"{top.prog}: {_one_line(error)}", file=sys.stderr)
+        print(f"{PROG}: {_one_line(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"{top.prog}: interrupted", file=sys.stderr)
+        print(f"{PROG}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader (`| head`) has gone. Standard output now leads nowhere, so that closing it cannot fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader (`| head`) has gone
+        _forget_output()
         return 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"{PROG}: the disk is full, so the answer is not whole; free some space", file=sys.stderr)
+        _forget_output()
+        return 2
+
+
+def _forget_output() -> None:
+    """Let standard output lead nowhere, so that closing it cannot fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

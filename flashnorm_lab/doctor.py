@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module, metadata
@@ -240,7 +241,10 @@ def probe_cache() -> Finding:
     standing = folder
     while not standing.exists() and standing != standing.parent:
         standing = standing.parent
-    if not standing.is_dir() or not os.access(standing, os.W_OK | os.X_OK):
+    try:
+        with tempfile.TemporaryFile(dir=standing):
+            pass
+    except OSError:
         advice = "make it writable, or set FLASHNORM_LAB_CACHE to a folder that is"
         return Finding("model cache", "missing", f"{folder} cannot be written", advice)
     kept = sorted(path.parent.name for path in folder.glob("*/*.safetensors"))

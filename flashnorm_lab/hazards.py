@@ -90,6 +90,8 @@ def find(schedule: Schedule, repeats: int = 2) -> tuple[Hazard, ...]:
     Two repeats show what crosses from one step into the next; more add nothing for the schedules of this
     lab, whose steps are all alike. Pairs further apart than the nearest are ordered once the nearest are.
     """
+    if not isinstance(schedule, Schedule):
+        raise LabError(f"{schedule!r} is no schedule; make one with schedule.deferred(tokens, n, k)")
     if isinstance(repeats, bool) or not isinstance(repeats, int) or repeats < 1:
         raise LabError(f"repeats={repeats!r}: give a whole number of at least 1")
     unrepaired = _pairs(schedule, repeats)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +66,7 @@ class RaceResult:
             "steps": len(self.outcomes),
             **self.counts,
             "per_step": [o.label for o in self.outcomes],
-            "sources": sorted({o.source for o in self.outcomes if o.source}),
+            "sources": list(dict.fromkeys(o.source for o in self.outcomes if o.source)),
         }
 
 
@@ -84,6 +85,12 @@ def worst_case(schedule: Schedule) -> Force | None:
 
 def prepare(device: Device, schedule: Schedule, steps: int = 32, seed: int = 0) -> Race:
     """Bind a schedule with ``io="stream"`` and its random inputs to a device. Inputs come from ``seed``."""
+    if not isinstance(device, Device):
+        raise LabError(f"{device!r} is no device; open one with devices.get('opencl') or devices.default()")
+    if not isinstance(schedule, Schedule):
+        raise LabError(f"{schedule!r} is no schedule; make one with schedule.deferred(tokens, n, k)")
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise LabError(f"seed={seed!r}: give a whole number of at least 0")
     check_steps(steps)
     if schedule.io != "stream":
         raise LabError(f"a race needs a schedule with io='stream', not io={schedule.io!r}")
@@ -128,7 +135,7 @@ def _inputs(shape: tuple[int, int, int], eps: float, steps: int, seed: int) -> _
     memory = _memory()
     if needed > memory // 2:
         raise LabError(
-            f"a race at {tokens} tokens, n={n}, k={k} and {steps} steps needs "
+            f"a race at tokens={tokens}, n={n}, k={k} and steps={steps} needs "
             f"{needed / 2**20:,.0f} MiB, and at most half of the {memory / 2**20:,.0f} MiB here is taken; "
             "choose a smaller shape or fewer steps"
         )
@@ -164,6 +171,7 @@ class Race:
         self.schedule, self.steps, self.device = schedule, steps, device
         inputs = _inputs(schedule.shape, schedule.eps, steps, seed)
         self.xs, self.ys, self.rs = inputs.xs, inputs.ys, inputs.rs
+        self._one_at_a_time = threading.Lock()
         self.plan: Plan = device.prepare(schedule, steps)
         given = {"W": inputs.weight, "g": inputs.gain, "W_folded": inputs.folded, "xs": self.xs[OLDEST:]}
         for name, values in given.items():
@@ -173,7 +181,14 @@ class Race:
     def run(
         self, force: Force | str | None = None, record: bool = True, annotate: bool = False
     ) -> RaceResult:
-        """Replay all steps from the same start and judge each. `LabError` if the edges forbid ``force``."""
+        """Replay all steps from the same start and judge each. `LabError` if the edges forbid ``force``.
+
+        One run at a time, whatever thread asks: the steps and their judgement share the buffers.
+        """
+        with self._one_at_a_time:
+            return self._run(force, record, annotate)
+
+    def _run(self, force: Force | str | None, record: bool, annotate: bool) -> RaceResult:
         forced = worst_case(self.schedule) if force == "worst" else check_force(self.schedule, force)
         # What the step before the first one would have left behind, so that the first can be stale as well.
         before = {"x": self.xs[OLDEST - 1], "y": self.ys[OLDEST - 1], "r": self.rs[OLDEST - 1]}

@@ -16,8 +16,9 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
+from typing import Any
 
 from . import kernels
 from .errors import LabError
@@ -144,6 +145,16 @@ class Schedule:
     io: str = "stream"
     eps: float = 1e-5
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "buffers", MappingProxyType(dict(self.buffers)))
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.shape, self.all_steps, self.edges, self.io, self.eps, self.dtype))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, f.name) for f in fields(self)]
+        return type(self), tuple(dict(v) if isinstance(v, MappingProxyType) else v for v in values)
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -379,7 +390,7 @@ def _schedule(
     return Schedule(
         name=name,
         shape=shape,
-        buffers=MappingProxyType({b.name: b for b in buffers}),
+        buffers={b.name: b for b in buffers},
         all_steps=tuple(steps),
         all_edges=all_edges,
         edges=_known_edges(edges, all_edges, name),
@@ -394,6 +405,8 @@ def _known_edges(edges: Iterable[str], known: tuple[str, ...], name: str) -> fro
         edges = (edges,)
     edges = tuple(edges)
     for edge in edges:
+        if not isinstance(edge, str):
+            raise LabError(f"{edge!r} is no edge's name; give the names one by one, as in 'join_matrix'")
         if edge not in known:
             has = f"it has {', '.join(known)}" if known else "one stream needs none"
             raise LabError(f"there is no edge {edge!r} in the {name} schedule; {has}")

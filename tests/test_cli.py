@@ -157,6 +157,40 @@ NOTEBOOKS = Path("/clone/notebooks")
 FIRST = "--LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb"
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs Linux's /dev/full")
+def test_a_full_disk_behind_standard_output_is_told_in_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flashnorm_lab", "race", "--steps=2", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (done.returncode, done.stderr) == (
+        2,
+        "flashnorm-lab: the disk is full, so the answer is not whole; free some space\n",
+    )
+
+
+@pytest.mark.parametrize("verb", [["race", "--export"], ["speak", "--export"], ["export", "--out"]])
+@pytest.mark.parametrize(
+    ("path", "told"), [("", "no file name"), ("/dev/full", "a device"), ("/nowhere/x.json", "does not exist")]
+)
+def test_a_bad_place_for_an_export_is_told_before_any_work(verb, path, told, capsys):
+    assert cli.main([*verb, path]) == 2
+    assert told in one_line(capsys)
+
+
+def test_an_empty_prompt_and_too_many_threads_are_told_before_the_model_is_loaded(capsys, monkeypatch):
+    from flashnorm_lab import models
+
+    monkeypatch.setattr(models, "smollm2", lambda *_: pytest.fail("the model was loaded"))
+    assert cli.main(["speak", "--prompt", " "]) == 2
+    assert "the prompt is empty" in one_line(capsys)
+    assert cli.main(["speak", "--threads", "99999"]) == 2
+    assert "--threads 99999: give a whole number from 1 to" in one_line(capsys)
+
+
 def test_lab_serves_this_machine_only():
     assert lab.command(NOTEBOOKS, ["--port=8899"], root=False) == [
         "--ServerApp.root_dir=/clone",

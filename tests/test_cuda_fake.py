@@ -546,6 +546,8 @@ def test_what_is_missing_is_said(cupy, monkeypatch):
     with pytest.raises(LabError, match="device 'cuda' cannot be used: there is no usable NVIDIA driver"):
         devices.get("cuda")
     assert devices.default().reason.startswith("OpenCL, since there is no usable NVIDIA driver")
+    monkeypatch.setattr(cupy.cuda.runtime, "driverGetVersion", lambda: 0)
+    assert reason() == "there is no NVIDIA driver"
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert "CuPy cannot be imported" in reason()
 

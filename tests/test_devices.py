@@ -453,6 +453,11 @@ def test_opencl_says_that_it_has_no_half_precision():
 # Which device
 
 
+def test_a_shape_that_cannot_be_held_is_told_in_one_line():
+    with pytest.raises(LabError, match=r"W_folded \[10000000, 10000000\] takes 372,529 GiB, more than"):
+        opencl.open_device().prepare(schedule.fused(1, 10**7, 10**7))
+
+
 def test_devices_by_name():
     first, again = opencl.open_device(reason="one"), devices.get("opencl")
     assert (first.reason, again.reason) == ("one", "asked for by name")
@@ -473,6 +478,8 @@ def test_two_handles_on_one_device_share_its_recording():
     )
     assert devices.get("opencl:portable").kind == "opencl"
     assert devices.get("auto").reason
+    with pytest.raises(LabError, match="3 is no device's name"):
+        devices.get(3)
     for name in ("vulkan", "cuda:1", "auto:x", ""):
         with pytest.raises(LabError, match=f"there is no device '{name}'; there are auto, cuda, opencl"):
             devices.get(name)

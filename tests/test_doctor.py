@@ -201,7 +201,11 @@ def test_cache_folder(monkeypatch, tmp_path):
     assert "FLASHNORM_LAB_CACHE" in finding.advice
 
     monkeypatch.setenv("FLASHNORM_LAB_CACHE", str(tmp_path))
-    monkeypatch.setattr(doctor.os, "access", lambda *_: False)
+
+    def refuse(**_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(doctor.tempfile, "TemporaryFile", refuse)
     assert doctor.probe_cache().status == "missing"
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,6 +122,13 @@ def test_a_prepared_race_can_be_run_again_from_the_same_start(device):
         assert (result.timeline is not None) == record
 
 
+def test_one_race_that_threads_share_stays_right(device):
+    prepared = race.prepare(device, schedule.deferred(1, 64, 48), steps=8)
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(lambda _: prepared.run(record=False).counts["fresh"], range(30)))
+    assert results == [8] * 30
+
+
 def test_the_result_is_plain_json(device):
     result = race.run(device, schedule.deferred(1, 64, 48).without("join_matrix"), steps=2, force="worst")
     told = json.loads(json.dumps(result.as_dict()))
@@ -145,6 +153,17 @@ def test_a_race_that_would_not_fit_is_refused_before_it_takes_the_memory(device,
 
 
 def test_bad_input_is_named(device):
+    fused = schedule.fused(1, 8, 4)
+    for call, told in (
+        (lambda: race.run("opencl", fused), "'opencl' is no device"),
+        (lambda: race.run(device, "fused"), "'fused' is no schedule"),
+        (lambda: hazards.find("fused"), "'fused' is no schedule"),
+        (lambda: race.run(device, fused, seed=-1), "seed=-1"),
+        (lambda: race.run(device, fused, seed="a"), "seed='a'"),
+        (lambda: race.run(device, fused, force=True), "force=True: write HOLD:UNTIL"),
+    ):
+        with pytest.raises(LabError, match=told):
+            call()
     with pytest.raises(LabError, match="steps=0"):
         race.run(device, schedule.fused(1, 8, 4), steps=0)
     with pytest.raises(LabError, match="io='host'"):

@@ -1,6 +1,8 @@
 """Schedules: what they contain, what they refuse, how they print."""
 
+import copy
 import dataclasses
+import pickle
 
 import pytest
 
@@ -118,6 +120,21 @@ def test_a_schedule_cannot_be_changed():
         built.edges = frozenset()
     with pytest.raises(TypeError):
         built.buffers["x"] = None
+
+
+def test_a_schedule_can_be_a_key_copied_and_pickled():
+    built = schedule.deferred(1, 8, 4).without("join_matrix")
+    same = schedule.deferred(1, 8, 4, edges=built.edges)
+    for twin in (copy.deepcopy(built), pickle.loads(pickle.dumps(built)), same):
+        assert twin == built
+        assert hash(twin) == hash(built)
+        assert str(twin) == str(built)
+    assert len({built, built.with_edges(EDGES), schedule.fused(1, 8, 4)}) == 3
+
+
+def test_edges_in_a_list_are_refused_with_what_to_write():
+    with pytest.raises(LabError, match="give the names one by one"):
+        schedule.deferred(1, 8, 4).without(["join_matrix", "join_vector"])
 
 
 def test_it_prints_every_step_in_order():

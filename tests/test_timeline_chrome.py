@@ -13,6 +13,7 @@ from test_timeline import ZERO, race_timeline
 from flashnorm_lab import timeline
 from flashnorm_lab.errors import LabError
 from flashnorm_lab.timeline import TimelineBuilder
+from flashnorm_lab.timeline.chrome import check_target
 
 
 def read(path):
@@ -253,3 +254,24 @@ def test_an_export_changed_by_hand_is_refused(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(LabError, match="changed after its export"):
         timeline.open(path)
+
+
+def test_a_link_stays_a_link_and_its_file_is_written(tmp_path):
+    real, link = tmp_path / "real.json", tmp_path / "link.json"
+    real.write_text("old")
+    link.symlink_to(real)
+    builder = TimelineBuilder()
+    builder.lane("main", "device")
+    builder.span("one", "main", 10, 5, "kernel")
+    builder.build().export_chrome(link)
+    assert link.is_symlink()
+    assert json.loads(real.read_text())["traceEvents"]
+
+
+def test_what_is_no_file_is_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, told in ((pipe, "a device or a pipe"), (None, "None is no file name"), ("", "is no file name")):
+        with pytest.raises(LabError, match=told):
+            check_target(path)
+    assert pipe.is_fifo()

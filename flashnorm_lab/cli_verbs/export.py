@@ -47,6 +47,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Record, write, and tell how to open what was written; returns 0."""
+    from ..timeline.chrome import check_target
+
     own, other = (RACE, TOKEN) if options.what == "race" else (TOKEN, RACE)
     for name in other:
         if getattr(options, name) not in (None, []):
@@ -55,6 +57,7 @@ def run(options: argparse.Namespace) -> int:
     for name, default in own.items():
         if getattr(options, name) is None:
             setattr(options, name, default)
+    check_target(options.out)
     timeline = _race(options) if options.what == "race" else _token(options)
     timeline.export_chrome(options.out)
     spans, edges = len(timeline), len(timeline.edge_source)

@@ -6,6 +6,7 @@ at --sites, and the text goes wrong where the race is lost; what each site read 
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -64,8 +65,10 @@ class Speaker:
         wrong = schedule.build(options.schedule, 1, 1, 1, io="host").without(*options.drop)
         if options.force != "worst":
             check_force(wrong, options.force)
-        self.threads = set_threads(options.threads)
         self.prompt = decoding.PROMPT if options.prompt is None else options.prompt
+        if not self.prompt.strip():
+            raise LabError("the prompt is empty; give at least one word")
+        self.threads = set_threads(options.threads)
         self.device = devices.get(options.device)
         self.model = models.smollm2(options.model)
         decoding.prompt_ids(self.model.tokenizer, self.prompt)
@@ -122,8 +125,9 @@ def set_threads(threads: int | None) -> int:
     import torch
 
     if threads is not None:
-        if threads < 1:
-            raise LabError(f"--threads {threads}: give a whole number of at least 1")
+        most = 4 * (os.cpu_count() or 1)
+        if not 1 <= threads <= most:
+            raise LabError(f"--threads {threads}: give a whole number from 1 to {most}")
         torch.set_num_threads(threads)
     return torch.get_num_threads()
 
@@ -142,8 +146,11 @@ def tokens_per_second(written: list[Any]) -> float | None:
 def run(options: argparse.Namespace) -> int:
     """Write both texts and tell where they part; returns 0."""
     from .. import decoding
+    from ..timeline.chrome import check_target
 
     decoding.check_tokens(options.tokens)
+    if options.export is not None:
+        check_target(options.export)
     recorded = options.export_token if options.export else None
     if recorded is not None and not 1 <= recorded < options.tokens:
         last = options.tokens - 1

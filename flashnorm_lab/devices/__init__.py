@@ -29,6 +29,8 @@ def default() -> Device:
 
 def get(name: str = "auto") -> Device:
     """A device by name: "auto", "cuda", "opencl", or "opencl:NAME", part of a platform's or device's name."""
+    if not isinstance(name, str):
+        raise LabError(f"{name!r} is no device's name; there are {KINDS}")
     kind, _, wanted = name.partition(":")
     if kind == "auto" and not wanted:
         return default()

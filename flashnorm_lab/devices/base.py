@@ -230,6 +230,8 @@ def check_force(schedule: Schedule, force: Force | str | None) -> Force | None:
         return None
     if isinstance(force, str):
         force = Force.parse(force)
+    if not isinstance(force, Force):
+        raise LabError(f"force={force!r}: write HOLD:UNTIL, for instance projection:post_scale")
     launches = [s.name for s in schedule.steps if isinstance(s, Launch | Copy)]
     for name in (force.hold, force.until):
         if name not in launches:

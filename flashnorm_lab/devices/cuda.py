@@ -66,6 +66,8 @@ def _open() -> CudaDevice:
     try:
         count = cp.cuda.runtime.getDeviceCount()
     except cp.cuda.runtime.CUDARuntimeError as problem:
+        if cp.cuda.runtime.driverGetVersion() == 0:
+            raise LabError("there is no NVIDIA driver") from None
         raise LabError(f"there is no usable NVIDIA driver ({_first_line(problem)})") from None
     if count == 0:
         raise LabError("the NVIDIA driver shows no GPU")

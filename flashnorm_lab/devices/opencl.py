@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import math
 import os
 import time
 import weakref
@@ -225,9 +226,12 @@ class OpenCLPlan(Plan):
             if name in share:
                 array = _shared(name, share[name], shape)
             else:
-                array = _aligned(shape)
+                array = _aligned(name, shape)
             self.host[name] = array
-            self.memory[name] = cl.Buffer(device.context, flags, hostbuf=array)
+            try:
+                self.memory[name] = cl.Buffer(device.context, flags, hostbuf=array)
+            except cl.Error as problem:
+                raise LabError(f"{name} {list(shape)} does not fit on {device.name}: {problem}") from None
         self._names: dict[str, Any] = {
             "done": self._done,
             "recorded": self._recorded,
@@ -437,10 +441,15 @@ class OpenCLPlan(Plan):
         return torch.from_numpy(self.host[name])
 
 
-def _aligned(shape: tuple[int, ...]) -> np.ndarray:
+def _aligned(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Float32 NaNs at the start of a page, so that the device can use the memory in place."""
-    size = int(np.prod(shape)) * 4
-    raw = np.empty(size + PAGE, np.uint8)
+    size = 4 * math.prod(shape)
+    try:
+        raw = np.empty(size + PAGE, np.uint8)
+    except (MemoryError, ValueError):
+        raise LabError(
+            f"{name} {list(shape)} takes {size / 2**30:,.0f} GiB, more than there is; choose a smaller shape"
+        ) from None
     start = -raw.ctypes.data % PAGE
     array = raw[start : start + size].view(np.float32).reshape(shape)
     array.fill(np.nan)

@@ -41,13 +41,10 @@ COLOURS = {"stale": "terrible", "torn": "bad"}  # names of chrome://tracing for 
 def export_chrome(timeline: Timeline, path: str | PathLike[str]) -> None:
     """Write the timeline to ``path``, whole or not at all (a temporary name beside it, then a rename).
 
-    Raises ``LabError`` when the folder does not exist or cannot be written, or the disk is full.
+    A link stays a link: the file that it points to is written. ``LabError`` as `check_target` raises it, and
+    when the file cannot be written after all, for instance because the disk is full.
     """
-    path = Path(path)
-    if not path.parent.is_dir():
-        raise LabError(f"{path}: the folder {path.parent} does not exist; create it first or choose another")
-    if path.is_dir():
-        raise LabError(f"{path}: this is a folder; give the name of a file in it")
+    path = check_target(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         try:
@@ -58,6 +55,26 @@ def export_chrome(timeline: Timeline, path: str | PathLike[str]) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise LabError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+
+
+def check_target(path: str | PathLike[str]) -> Path:
+    """The file that an export to ``path`` writes. Worth a call before a long measurement.
+
+    ``LabError`` for an empty name, a folder that does not exist or cannot be written, and for anything that
+    is there and is no file: a folder, a device, a pipe.
+    """
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise LabError(f"{path!r} is no file name; give one, for instance timeline.json")
+    path = Path(path).resolve()
+    if not path.parent.is_dir():
+        raise LabError(f"{path}: the folder {path.parent} does not exist; create it first or choose another")
+    if path.is_dir():
+        raise LabError(f"{path}: this is a folder; give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise LabError(f"{path}: this is a device or a pipe; give the name of a file")
+    if not os.access(path.parent, os.W_OK):
+        raise LabError(f"{path}: the folder {path.parent} cannot be written; choose another")
+    return path
 
 
 def open(path: str | PathLike[str]) -> Timeline:
