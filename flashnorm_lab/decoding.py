@@ -10,10 +10,12 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -32,6 +34,30 @@ PROMPT = "The transformer architecture revolutionized NLP because"
 REMEMBERED = 3
 """How many earlier contents of a site's y and r are compared with what it read."""
 
+_users: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()
+_new_user = threading.Lock()
+
+
+@contextlib.contextmanager
+def in_use(model: Any, waiting: Callable[[], bool] | None = None) -> Iterator[bool]:
+    """Keep the model from other threads until the block ends, so that none attaches it meanwhile.
+
+    While another thread has it, ``waiting`` is called several times a second; once it gives False, the block
+    runs without the model and is told so with False. Without ``waiting`` that is a `LabError` at once.
+    """
+    with _new_user:
+        lock = _users.setdefault(model, threading.RLock())
+    held = lock.acquire(blocking=False)
+    if not held and waiting is None:
+        raise LabError("another panel or cell is using this model; wait until it is done, or stop it")
+    while not held and waiting():
+        held = lock.acquire(timeout=0.1)
+    try:
+        yield held
+    finally:
+        if held:
+            lock.release()
+
 
 def move(model: Any, device: Device) -> Any:
     """Move a model to where ``device`` works: to CUDA's memory or to the host's. Returns the model."""
@@ -43,7 +69,7 @@ def attach(
     device: Device,
     schedule: str = "deferred",
     *,
-    drop: Iterable[str] = (),
+    drop: str | Iterable[str] = (),
     sites: str | Iterable[str] = "all",
     force: Force | str | None = None,
     judge: bool = False,
@@ -58,15 +84,20 @@ def attach(
 
     A prompt of several tokens runs through torch as ever. Its last token also goes through every site once,
     in order and waited for, so that the buffers hold what a previous step would have left there.
-    Raises `LabError` for a model of another family, one that is attached already, or on another device.
+    Raises `LabError` for a model of another family, one that is attached or in use already, or on another
+    device.
     """
-    return Attached(model, device, schedule, tuple(drop), _patterns(sites), force, judge)
+    with in_use(model):
+        return Attached(model, device, schedule, _names(drop), _patterns(sites), force, judge)
+
+
+def _names(given: str | Iterable[str]) -> tuple[str, ...]:
+    """One name, or several, as a tuple."""
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _patterns(sites: str | Iterable[str]) -> tuple[str, ...]:
-    if isinstance(sites, str):
-        sites = (sites,)
-    return tuple("*" if s == "all" else s for s in sites)
+    return tuple("*" if s == "all" else s for s in _names(sites))
 
 
 class Site:
@@ -205,6 +236,7 @@ class Attached:
                 self._prime(site, hidden)
             return whole_norm(hidden)
 
+        norm.attached = self  # for `check_free`
         norm_site.norm.forward = norm
         self._patched.append(norm_site.norm)
         for index, linear in enumerate(norm_site.linears):
@@ -387,7 +419,8 @@ def generate(
     Token 0 comes from the prompt's own forward pass, which runs through torch in either case. Stops at the
     tokenizer's end token, unless ``beyond_end``. The timelines of the tokens numbered in ``record_tokens``
     are passed to ``record``, with the outcomes marked where ``attached`` judges; token 0 has none.
-    `LabError` for an empty prompt or fewer than one token.
+    `LabError` for an empty prompt, fewer than one token, or a model that is attached when ``attached`` is not
+    given: what it says would not be what it says as it is.
     """
     check_tokens(tokens)
     ids = prompt_ids(tokenizer, prompt).to(next(model.parameters()).device)
@@ -396,6 +429,8 @@ def generate(
     shown = ""
     cache = None
     for number in range(tokens):
+        if attached is None:
+            check_free(model)
         recorded = attached is not None and number in wanted
         with attached.device.recording() if recorded else contextlib.nullcontext() as recorder:
             start = time.perf_counter()
@@ -413,6 +448,14 @@ def generate(
         shown = text
         if token == tokenizer.eos_token_id and not beyond_end:
             return
+
+
+def check_free(model: Any) -> None:
+    """`LabError` where a pass through the model would go through a device: it is attached, not bypassed."""
+    for module in model.modules():
+        user = getattr(vars(module).get("forward"), "attached", None)
+        if user is not None and not user.bypassed:
+            raise LabError("the model is attached to a device, so it cannot speak as it is; detach it first")
 
 
 def check_tokens(tokens: int) -> None:

@@ -45,11 +45,13 @@ OUTCOME_STYLE = {  # colour, plotly's hatch, matplotlib's hatch
     "stale": (VERMILION, "/", "///"),
     "torn": (PURPLE, "x", "xxx"),
 }
+MARKS = {"stale": ("triangle-down", "v"), "torn": ("diamond", "D")}  # plotly's marker, matplotlib's
 STATES = ("fresh", "stale", "neither")
 STATE_COLOURS = ("#DCEBF5", VERMILION, "#2B2B2B")  # light to dark, so that they differ in grey too
 
 MAX_SPANS = 4000
 MAX_SENTENCES = 5
+MAX_WORDS = 12
 BAR = 0.5
 PLOT_PX = 760
 ROW_PX = 95
@@ -65,8 +67,9 @@ def timeline(t: Timeline, steps: int | Iterable[int] | None = None, title: str |
 
     Bars start and last in microseconds from the first span shown; hover tells exact nanoseconds. Black arrows
     are edges (what a stream waited for), dotted lines lead from a host call to the work it enqueued. A stale
-    or torn result is hatched, coloured and labelled; a line leads from it to the work of the same step that
-    was not done when it began, and on to that work's end. Bars too short to see are drawn 2 pixels wide.
+    or torn result is hatched, coloured and labelled with its kernel's name (marked only, where there are more
+    than `MAX_WORDS`); a line leads from it to the work of the same step that was not done when it began, and
+    on to that work's end. Bars too short to see are drawn 2 pixels wide.
 
     steps: one step, several, or None for all. Beyond `MAX_SPANS` spans the earliest are shown, and the
     subtitle says so. ``LabError`` for steps that are not there.
@@ -194,9 +197,10 @@ def timeline_static(
     for x0, y0, x1, y1, _ in view.early_reads():
         axes.plot([x0, x0, x1], [y0, y1, y1], color=VERMILION, linestyle="--", linewidth=1.2, zorder=4)
         axes.plot([x1], [y1], color=VERMILION, marker="x", markersize=5, zorder=4)
-    for x, y, label, word in view.marks():
-        axes.plot([x], [y], marker="v", color=OUTCOME_STYLE[label][0], markersize=4, zorder=5)
-        axes.text(x, y - 0.07, word, ha="center", va="bottom", fontsize=8, color=INK, parse_math=False)
+    for x, y, label, word, side in view.marks():
+        axes.plot([x], [y], marker=MARKS[label][1], color=OUTCOME_STYLE[label][0], markersize=4, zorder=5)
+        anchor = {"left": "right", "right": "left"}.get(side, side)  # matplotlib names the text's own side
+        axes.text(x, y - 0.07, word, ha=anchor, va="bottom", fontsize=8, color=INK, parse_math=False)
     axes.set_xlim(-0.015 * view.width, 1.02 * view.width)
     axes.set_ylim(len(view.rows) - 0.4, -0.7)
     axes.set_yticks(range(len(view.rows)), [t.lanes[lane].name for lane in view.rows], fontweight="bold")
@@ -359,19 +363,30 @@ class _View:
             found.append((x0, y0, x1, y1, _text(text)))
         return found
 
-    def marks(self) -> list[tuple[float, float, str, str]]:
-        """x, y, outcome and its word above each stale or torn span; where words would overlap, the rarer
-        outcome keeps its word and the other has its mark alone."""
+    def marks(self) -> list[tuple[float, float, str, str, str]]:
+        """x, y, outcome, words above and their side (center, or left or right to stay in the picture) of each
+        stale or torn span. Where words would overlap, the rarer outcome keeps them and the other has its mark
+        alone; so have all where there are more than `MAX_WORDS`."""
         judged = self._judged()
         labels = [OUTCOMES[self.t.outcome[i]] for i in judged]
+        pixel = self.width / PLOT_PX
         found, placed = [], []
         for i in sorted(judged, key=lambda i: (labels.count(OUTCOMES[self.t.outcome[i]]), self.start[i])):
             x, row = float(self.start[i] + self.duration[i] / 2), int(self.row[i])
             label = OUTCOMES[self.t.outcome[i]]
-            room = all(r != row or abs(x - other) > 38 * self.width / PLOT_PX for other, r in placed)
+            words = f"{_short(self.name(i), 20)}: {label}"
+            half = (2 + 3.4 * len(words)) * pixel
+            side, middle = "center", x
+            if x < half:
+                side, middle = "right", x + half
+            elif x > self.width - half:
+                side, middle = "left", x - half
+            room = len(judged) <= MAX_WORDS and all(
+                r != row or abs(middle - other) > half + h for other, r, h in placed
+            )
             if room:
-                placed.append((x, row))
-            found.append((x, row - BAR / 2 - 0.07, label, label if room else ""))
+                placed.append((middle, row, half))
+            found.append((x, row - BAR / 2 - 0.07, label, words if room else "", side))
         return found
 
     def labels(self) -> list[dict[str, Any]]:
@@ -384,11 +399,11 @@ class _View:
                 "mode": "markers+text",
                 "x": [m[0] for m in marks],
                 "y": [m[1] for m in marks],
-                "text": [f"<b>{m[3]}</b>" if m[3] else "" for m in marks],
-                "textposition": "top center",
+                "text": [f"<b>{_text(m[3])}</b>" if m[3] else "" for m in marks],
+                "textposition": [f"top {m[4]}" for m in marks],
                 "textfont": {"color": INK, "size": 11},
                 "marker": {
-                    "symbol": "triangle-down",
+                    "symbol": [MARKS[m[2]][0] for m in marks],
                     "size": 7,
                     "color": [OUTCOME_STYLE[m[2]][0] for m in marks],
                 },

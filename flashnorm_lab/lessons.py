@@ -594,16 +594,18 @@ def speak(
     """Let the model go on from a prompt with edges left out, as `decoding.attach` takes them.
 
     Without a prompt it is the lab's own, `decoding.PROMPT`. The model is moved to where the device works.
+    `LabError` while a panel or another thread uses the model, or while it is attached.
     """
     from . import decoding
 
     prompt = decoding.PROMPT if prompt is None else prompt
     drop = (drop,) if isinstance(drop, str) else tuple(drop)
-    model = decoding.move(lab.model, device)
-    reference = _reference(lab, model.device, prompt, tokens)
-    with decoding.attach(model, device, drop=drop, sites=sites, force=force, judge=True) as attached:
-        said = tuple(decoding.generate(model, lab.tokenizer, prompt, tokens, attached=attached))
-        places = attached.chosen[0] if len(attached.chosen) == 1 else f"{len(attached.chosen)} sites"
+    with decoding.in_use(lab.model):
+        model = decoding.move(lab.model, device)
+        reference = _reference(lab, model.device, prompt, tokens)
+        with decoding.attach(model, device, drop=drop, sites=sites, force=force, judge=True) as attached:
+            said = tuple(decoding.generate(model, lab.tokenizer, prompt, tokens, attached=attached))
+            places = attached.chosen[0] if len(attached.chosen) == 1 else f"{len(attached.chosen)} sites"
     wiring = f"without {', '.join(drop)} at {places}" if drop else "with all edges"
     return Spoken(wiring, device.name, said, reference)
 
@@ -633,15 +635,17 @@ def which_check_sees(
     from . import checks, decoding
 
     prompt = decoding.PROMPT if prompt is None else prompt
-    model, found, known = decoding.move(lab.model, device), {}, None
-    for place in places:
-        with decoding.attach(model, device, drop=(drop,), sites=place, force="worst") as attached:
-            known = known or checks.reference(attached, lab.tokenizer, prompt, tokens)
-            found[place] = (
-                checks.unit_check(attached, warm_up=warm_up),
-                *(checks.perplexity(attached, lab.tokenizer, text, path) for path in checks.PATHS),
-                checks.long_generation(attached, lab.tokenizer, prompt, tokens, known),
-            )
+    found, known = {}, None
+    with decoding.in_use(lab.model):
+        model = decoding.move(lab.model, device)
+        for place in places:
+            with decoding.attach(model, device, drop=(drop,), sites=place, force="worst") as attached:
+                known = known or checks.reference(attached, lab.tokenizer, prompt, tokens)
+                found[place] = (
+                    checks.unit_check(attached, warm_up=warm_up),
+                    *(checks.perplexity(attached, lab.tokenizer, text, path) for path in checks.PATHS),
+                    checks.long_generation(attached, lab.tokenizer, prompt, tokens, known),
+                )
     return found
 
 
@@ -674,10 +678,9 @@ def record_decode_step(lab: Model, device: Device, token: int = 3, prompt: str |
         raise LabError(f"token={token!r}: give a whole number of at least 1")
     found: dict[int, Timeline] = {}
     prompt = decoding.PROMPT if prompt is None else prompt
-    model = decoding.move(lab.model, device)
-    with decoding.attach(model, device) as attached:
+    with decoding.in_use(lab.model), decoding.attach(decoding.move(lab.model, device), device) as attached:
         options = {"attached": attached, "record": found.__setitem__, "record_tokens": [token]}
-        for _ in decoding.generate(model, lab.tokenizer, prompt, token + 1, **options):
+        for _ in decoding.generate(attached.model, lab.tokenizer, prompt, token + 1, **options):
             pass
     if token not in found:
         raise LabError(f"the model ended its text before token {token}; try a smaller number")

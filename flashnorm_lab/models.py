@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import tomllib
 import zipfile
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 Progress = Callable[[str, int, int], None]
 
 _ELSEWHERE = "or pass a local model folder or a Hugging Face id"
+_one_thread = threading.RLock()
+"""Held while transformers is imported or loads: two threads at once would leave weights without values."""
 _TEMPORARY = ".fetch-"
 _MANIFEST = "manifest.json"
 
@@ -270,7 +273,15 @@ def _load(path: str, name: str, local: bool = True, bars: bool = False) -> Model
 
 @contextlib.contextmanager
 def _quiet_transformers(bars: bool = False) -> Iterator[None]:
-    """Transformers without warnings and progress bars, but for those of a download where `bars` is set."""
+    """Transformers without warnings and progress bars, but for those of a download where `bars` is set.
+
+    One thread at a time: what is set here, and what transformers sets while it loads, is the whole process's.
+    """
+    with _one_thread:
+        yield from _quietly(bars)
+
+
+def _quietly(bars: bool) -> Iterator[None]:
     import warnings
 
     from huggingface_hub.utils import enable_progress_bars

@@ -146,6 +146,36 @@ def test_a_switch_works_by_keyboard(lab):
     lab.check_no_complaint()
 
 
+def test_keys_meant_for_the_panel_do_nothing_to_the_notebook(lab):
+    cells = lab.notebook.locator(".jp-Cell").count()
+    chosen = "[...document.querySelectorAll('.jp-Cell')].findIndex(c => c.matches('.jp-mod-selected'))"
+    lab.switch("join_matrix").focus()
+    before = lab.page.evaluate(chosen)
+    for _ in range(2):
+        lab.page.keyboard.press("d")
+    lab.page.wait_for_timeout(500)
+    assert lab.notebook.locator(".jp-Cell").count() == cells
+    shape = lab.panel.locator(".widget-dropdown", has_text="Shape").locator("select")
+    shape.focus()
+    value = shape.input_value()
+    lab.page.keyboard.press("ArrowDown")
+    lab.until(lambda: shape.input_value() != value)
+    lab.page.keyboard.press("ArrowUp")
+    lab.until(lambda: shape.input_value() == value)
+    assert lab.page.evaluate(chosen) == before
+    assert shape.evaluate("e => e === document.activeElement")
+    lab.until(lambda: "Running" not in lab.panel.inner_text())
+    lab.check_no_complaint()
+
+
+def test_pictures_offer_what_is_of_use_and_stay_out_of_the_tab_order(lab):
+    buttons = lab.panel.locator(".js-plotly-plot").nth(1).locator(".modebar-btn")
+    titles = [button.get_attribute("data-title") for button in buttons.all()]
+    assert "Pan" in titles
+    assert not any(word in title for title in titles for word in ("Share", "Lasso", "Box Select"))
+    assert {button.evaluate("b => b.tabIndex") for button in buttons.all()} == {-1}
+
+
 def test_fifty_quick_flips_leave_no_error_and_the_right_answer(lab):
     for edge in EDGES:
         lab.set_edge(edge, True)

@@ -220,7 +220,7 @@ def test_edges_are_dropped_at_the_chosen_sites_only(model, device, sites, chosen
 
 def test_a_late_head_says_every_token_one_step_late(model, device):
     """With the reference's text fed in, the head's old y is the logits of the step before, scaled."""
-    with decoding.attach(model, device, drop=["join_matrix"], sites="head", force="worst") as attached:
+    with decoding.attach(model, device, drop="join_matrix", sites="head", force="worst") as attached:
         text = decoding.prompt_ids(Letters(), "what was said before is said again")
 
         def choices(through):

@@ -54,8 +54,8 @@ def test_stale_and_torn_are_hatched_and_labelled():
         assert bar.hovertext[0].endswith(f"result: {label}")
     (labels,) = figure.select_traces({"mode": "markers+text"})
     assert sorted(zip(labels.x, labels.text, strict=True)) == [
-        (pytest.approx(17.0625), "<b>stale</b>"),
-        (pytest.approx(117.0625), "<b>torn</b>"),
+        (pytest.approx(17.0625), "<b>post_scale: stale</b>"),
+        (pytest.approx(117.0625), "<b>post_scale: torn</b>"),
     ]
     early = by_name["input not done yet"]
     assert list(early.x[:3]) == [15.007, 15.007, 47.001]  # from where it began to projection's end
@@ -141,11 +141,29 @@ def test_a_longer_timeline_has_no_more_traces():
 
 
 def test_crowded_labels_do_not_overlap():
-    (labels,) = figures.timeline(race_timeline(64)).select_traces({"mode": "markers+text"})
-    assert len(labels.x) == 64  # every stale or torn result keeps its mark
+    (labels,) = figures.timeline(race_timeline(figures.MAX_WORDS)).select_traces({"mode": "markers+text"})
+    assert len(labels.x) == figures.MAX_WORDS  # every stale or torn result keeps its mark
     named = sorted(x for x, text in zip(labels.x, labels.text, strict=True) if text)
-    assert 2 < len(named) < 64
-    assert np.diff(named).min() > 38 * 6300 / figures.PLOT_PX
+    assert 2 < len(named) < figures.MAX_WORDS
+    assert np.diff(named).min() > 110 * 100 * (figures.MAX_WORDS - 1) / figures.PLOT_PX
+
+
+def test_very_many_results_have_marks_without_words():
+    figure = figures.timeline(race_timeline(64))
+    (labels,) = figure.select_traces({"mode": "markers+text"})
+    assert len(labels.x) == 64
+    assert not any(labels.text)
+    assert set(labels.marker.symbol) == {"triangle-down", "diamond"}  # stale and torn still differ
+    assert {"stale", "torn"} <= set(traces(figure))
+
+
+def test_words_at_the_ends_stay_in_the_picture():
+    build = TimelineBuilder()
+    build.span("early", "main", 0, 100, "kernel", step=0, outcome="stale")
+    build.span("late", "main", 9_900, 100, "kernel", step=1, outcome="stale")
+    (labels,) = figures.timeline(build.build()).select_traces({"mode": "markers+text"})
+    assert list(labels.text) == ["<b>early: stale</b>", "<b>late: stale</b>"]
+    assert list(labels.textposition) == ["top right", "top left"]
 
 
 def test_static_picture_as_png_and_svg():
@@ -157,7 +175,7 @@ def test_static_picture_as_png_and_svg():
     assert "<svg" in svg.getvalue()
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["host", "main", "matrix", "vector"]
-    assert {"stale", "torn"} <= {text.get_text() for text in axes.texts}
+    assert {"post_scale: stale", "post_scale: torn"} <= {text.get_text() for text in axes.texts}
     legend = {text.get_text(): patch.get_hatch() for patch, text in _legend(figure)}
     assert (legend["stale"], legend["torn"], legend["projection"]) == ("///", "xxx", "")
     assert figure.texts[0].get_text() == "Costs $5 and $6 <b>"

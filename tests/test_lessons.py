@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -287,6 +288,36 @@ def test_with_all_edges_it_says_what_the_model_says(lab, device):
     assert "all 6 tokens are the reference's\n" in str(spoken)
     assert f"0 of {5 * len(SITES)} norm-projections" in str(spoken)
     assert "with all edges" in str(spoken)
+
+
+def test_no_reference_is_made_or_kept_while_the_model_is_attached(lab, device):
+    from flashnorm_lab import decoding
+
+    right = [t.id for t in decoding.generate(lab.model, lab.tokenizer, PROMPT, 6)]
+    with decoding.attach(lab.model, device, drop=("join_matrix",), force="worst"):
+        told = refusal(lambda: lessons.speak(lab, device, tokens=6, prompt=PROMPT))
+        assert "the model is attached to a device" in told
+    spoken = lessons.speak(lab, device, tokens=6, prompt=PROMPT)
+    assert [t.id for t in spoken.reference] == right
+    assert spoken.divergence is None
+
+
+def test_a_model_that_another_thread_uses_is_refused(lab, device):
+    from flashnorm_lab import decoding
+
+    calls = [
+        lambda: lessons.speak(lab, device, tokens=2, prompt=PROMPT),
+        lambda: lessons.which_check_sees(lab, device, ["head"], prompt=PROMPT),
+        lambda: lessons.record_decode_step(lab, device, prompt=PROMPT),
+        lambda: decoding.attach(lab.model, device),
+    ]
+    with ThreadPoolExecutor(1) as other:
+        held = decoding.in_use(lab.model)
+        other.submit(held.__enter__).result()
+        for call in calls:
+            assert "another panel or cell is using this model" in refusal(call)
+        other.submit(held.__exit__, None, None, None).result()
+    assert len(lessons.speak(lab, device, tokens=2, prompt=PROMPT).said) == 2
 
 
 def test_a_late_head_is_told_where_it_is(lab, device):

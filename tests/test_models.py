@@ -11,7 +11,9 @@ import os
 import shutil
 import sys
 import threading
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,6 +261,26 @@ def test_a_copy_that_is_whole_but_does_not_load_is_not_fetched_for_ever(world, m
     monkeypatch.setattr(models, "_load", fail)
     assert "is whole but does not load: two" in world.refusal()
     assert world.downloads == 1
+
+
+def test_two_threads_load_one_after_the_other(tiny, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    load, inside, most = AutoModelForCausalLM.from_pretrained, [], []
+
+    def slow(*arguments, **names):
+        inside.append(1)
+        most.append(len(inside))
+        time.sleep(0.1)
+        found = load(*arguments, **names)
+        inside.pop()
+        return found
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", slow)
+    with ThreadPoolExecutor(2) as threads:
+        loaded = list(threads.map(lambda _: models.smollm2(tiny, progress=False).model, range(2)))
+    assert most == [1, 1]
+    assert all(str(p.device) == "cpu" for model in loaded for p in model.parameters())
 
 
 # A fetch that goes wrong

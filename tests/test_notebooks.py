@@ -216,6 +216,8 @@ def see_05(code, folder):
     assert verdicts["perplexity, step by step"] == ["fails", "fails", "passes"]
     assert verdicts["first divergence"] == ["fails", "fails", "passes"]
     assert verdicts["one-step lag"][1:] == ["fails", "passes"]
+    assert len(verdicts) == 6  # three checks, and the three signals of long generation
+    assert all("passes" in row for row in verdicts.values())
     assert text_of(code[7]).count(": passes.") == 2
 
 

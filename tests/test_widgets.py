@@ -14,7 +14,7 @@ import ipywidgets
 import numpy as np
 import pytest
 
-from flashnorm_lab import figures, models, outcomes, race, timeline
+from flashnorm_lab import decoding, figures, models, outcomes, race, timeline
 from flashnorm_lab.devices import opencl
 from flashnorm_lab.errors import LabError
 from flashnorm_lab.schedule import EDGES
@@ -166,7 +166,7 @@ def test_one_stream_needs_no_edges(panel, order):
     panel.edges["join_matrix"].value = False
     panel.order.value = order
     assert f"the {order} step has one stream" in text(panel.verdict)
-    assert all(switch.disabled and "not needed" in switch.description for switch in panel.edges.values())
+    assert all(switch.disabled and "not used" in switch.description for switch in panel.edges.values())
     assert panel.spin.disabled
     assert panel.counts["fresh"] == 6
     panel.order.value = "deferred"
@@ -212,6 +212,52 @@ def test_a_large_shape_waits_for_a_button(panel, monkeypatch):
     assert "press a button" in text(panel.activity)
     panel.run_once.click()
     assert panel.result.schedule.dropped == ("join_matrix",)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"spin": (1 << 31) - 1}, {"n": 1, "k": 1 << 20}, {"tokens": 4096, "n": 576, "k": 960}],
+    ids=["spin", "long rows", "many tokens"],
+)
+def test_a_long_run_waits_for_a_button_too(panel, monkeypatch, change):
+    runs = []
+    monkeypatch.setattr(race.Race, "run", lambda *a: runs.append(a))
+    with panel._silently():
+        for name, value in change.items():
+            getattr(panel, name).value = value
+    panel.edges["join_matrix"].value = False
+    assert runs == []
+    assert "press a button" in text(panel.activity)
+
+
+def test_many_runs_can_be_stopped_and_those_made_are_counted(device, tmp_path):
+    async def run():
+        panel = RacePanel(device, **SMALL)
+        assert panel.stop.disabled
+        panel.steps.value = 64
+        panel.settle()
+        panel.run_many.click()
+        assert not panel.stop.disabled
+        panel.stop.click()
+        panel.settle()
+        return panel
+
+    panel = asyncio.run(run())
+    assert panel.error is None
+    assert panel.stop.disabled
+    made = sum(panel.counts.values()) // 64
+    assert 1 <= made < race_panel.MANY
+    assert (f"in {made} runs" in text(panel.outcome)) == (made > 1)
+
+
+def test_forcing_is_offered_only_where_there_is_something_to_force(panel):
+    assert panel.force.disabled
+    assert panel.force.tooltip.startswith("nothing to force")
+    panel.edges["join_matrix"].value = False
+    assert not panel.force.disabled
+    assert panel.force.tooltip.startswith("hold the writer")
+    panel.order.value = "fused"
+    assert panel.force.disabled
 
 
 def test_a_race_is_prepared_once_for_all_its_runs(panel, monkeypatch):
@@ -281,7 +327,7 @@ def test_a_machine_without_opencl_still_gets_a_panel(monkeypatch):
     assert len(struck(panel)) == 3
     assert "image/png" not in panel._repr_mimebundle_()
     panel.export.click()
-    assert "run once first" in text(panel.message)
+    assert "run once first" in text(panel.exported)
 
 
 @pytest.mark.parametrize(
@@ -326,13 +372,16 @@ def test_a_file_too_large_for_a_link_is_told_by_its_place(panel, monkeypatch):
 
 @pytest.mark.parametrize("path", ["", "no/such/folder/t.json"])
 def test_an_export_that_cannot_be_written_says_why(panel, path):
+    panel.export.click()
+    assert "Download it" in text(panel.exported)
     panel.path.value = path
+    assert panel.exported.value == ""
     panel.export.click()
     assert panel.error is not None
-    assert text(panel.message).startswith("✗ That did not work.")
-    assert panel.exported.value == ""
+    assert text(panel.exported).startswith("✗ That did not work.")
     panel.run_once.click()
     assert panel.error is None
+    assert panel.exported.value == ""
 
 
 # Driven fast
@@ -642,9 +691,85 @@ def test_stop_works_while_the_model_speaks(tiny, device):
     assert not attached(tiny)
 
 
-def test_speaking_again_takes_the_reference_from_memory(speaker, monkeypatch):
-    from flashnorm_lab import decoding
+def test_a_reference_is_never_made_through_an_attached_model(speaker, device):
+    right = list(decoding.generate(speaker.model.model, speaker.model.tokenizer, "1 2 3", 8))
+    with decoding.attach(speaker.model.model, device, drop=("join_matrix",), force="worst"):
+        speaker.speak()
+        assert "the model is attached to a device" in text(speaker.message)
+    assert speaker._references == {}
+    speaker.speak()
+    assert speaker.error is None
+    assert [t.id for t in speaker.reference] == [t.id for t in right]
+    assert speaker.first_divergence() is None
 
+
+def test_two_panels_on_one_model_speak_one_after_the_other(tiny, device):
+    async def run():
+        panels = [SpeechPanel(tiny, device, prompt="1 2 3", tokens=8) for _ in range(4)]
+        said = [[] for _ in panels]
+        for panel, lines in zip(panels, said, strict=True):
+            panel.activity.observe(lambda change, lines=lines: lines.append(change["new"]), "value")
+        with decoding.in_use(tiny.model):  # by this thread; panels speak in others
+            for panel in panels:
+                panel.speak()
+            await asyncio.sleep(0.2)
+        for panel in panels:
+            panel.settle()
+        return panels, said
+
+    panels, said = asyncio.run(run())
+    for panel, lines in zip(panels, said, strict=True):
+        assert panel.error is None
+        assert any(speech_panel.WAITING in line for line in lines)
+        assert len(panel.spoken) == 8
+        assert panel.first_divergence() is None
+    assert not attached(tiny)
+
+
+def test_a_panel_that_waits_for_the_model_can_be_stopped(tiny, device):
+    async def run():
+        panel = SpeechPanel(tiny, device, prompt="1 2 3", tokens=8)
+        with decoding.in_use(tiny.model):
+            panel.speak()
+            await asyncio.sleep(0.2)
+            panel.stop.click()
+            panel.settle()
+        return panel
+
+    panel = asyncio.run(run())
+    assert panel.error is None
+    assert panel.spoken == []
+    assert "Stopped." in text(panel.activity)
+    assert not panel.start.disabled
+
+
+def test_what_is_shown_keeps_the_settings_that_it_was_said_with(speaker):
+    speaker.edges["join_matrix"].value = False
+    speaker.start.click()
+    assert text(speaker.spoken_title) == "Without join_matrix at 5 sites"
+    before = speaker.spoken_text.value, repr(speaker)
+    speaker.prompt.value = "7 8"
+    assert "Not spoken since the last change" in text(speaker.activity)
+    speaker.edges["join_matrix"].value = True
+    speaker.listed.value = 3
+    assert (speaker.spoken_text.value, repr(speaker)) == before
+    assert text(speaker.spoken_title) == "Without join_matrix at 5 sites"
+    speaker.start.click()
+    assert text(speaker.spoken_title) == "With all edges"
+    assert text(speaker.spoken_text).startswith("7 8")
+    assert "Done." in text(speaker.activity)
+
+
+def test_an_empty_prompt_leaves_no_timeline_of_the_text_before(speaker):
+    speaker.start.click()
+    assert speaker.timeline.content()
+    speaker.prompt.value = ""
+    speaker.start.click()
+    assert speaker.timeline.content() == {}
+    assert "the prompt is empty" in text(speaker.message)
+
+
+def test_speaking_again_takes_the_reference_from_memory(speaker, monkeypatch):
     calls = []
     generate = decoding.generate
     monkeypatch.setattr(
@@ -704,6 +829,29 @@ def test_the_model_is_loaded_once_when_it_first_speaks_and_says_how_far_it_is(ti
         assert len(panel.spoken) == 2
     assert loads == [1]
     assert any("downloading 46 of 93 MB" in line for line in said)
+
+
+def test_panels_that_start_together_load_one_model(tiny, device, monkeypatch):
+    loads = []
+
+    def load(progress):
+        loads.append(1)
+        time.sleep(0.1)
+        return tiny
+
+    async def run():
+        panels = [SpeechPanel(None, device, prompt="1 2", tokens=2) for _ in range(2)]
+        for panel in panels:
+            panel.speak()
+        return [panel.settle() for panel in panels]
+
+    monkeypatch.setattr(models, "smollm2", load)
+    monkeypatch.setattr(speech_panel, "_loaded", {})
+    for panel in asyncio.run(run()):
+        assert panel.error is None
+        assert panel.model is tiny
+        assert len(panel.spoken) == 2
+    assert loads == [1]
 
 
 def test_a_model_that_cannot_be_had_is_an_error_in_the_panel(device, monkeypatch):

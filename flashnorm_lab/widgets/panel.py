@@ -105,7 +105,7 @@ def edge_switches(dropped: Iterable[str]) -> dict[str, w.ToggleButton]:
 def word_switches(switches: dict[str, w.ToggleButton], needed: bool = True) -> None:
     """Let each switch say in words what it stands for. Without ``needed`` they are disabled."""
     for edge, switch in switches.items():
-        state = "not needed" if not needed else "✓ in place" if switch.value else "✗ left out"
+        state = "not used" if not needed else "✓ in place" if switch.value else "✗ left out"
         switch.description = f"{edge}: {state}"
         switch.button_style = "danger" if needed and not switch.value else ""
         switch.disabled = not needed

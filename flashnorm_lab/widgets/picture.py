@@ -3,6 +3,10 @@
 plotly's own FigureWidget sends the whole of plotly.js with every figure and many messages with every change.
 Here plotly.js goes to the page once a kernel, and a change is one message, which `Plotly.react` draws without
 taking the old picture away first.
+
+A panel's first picture also keeps JupyterLab's single-key shortcuts off the panel: a "d" typed twice on a
+switch would else delete the cell, and an arrow key would leave the field that it was meant for. Shortcuts
+with Ctrl or Cmd, Shift+Enter and Escape stay JupyterLab's.
 """
 
 from __future__ import annotations
@@ -20,6 +24,26 @@ if TYPE_CHECKING:
 
 _ESM = """
 const libraries = new Map();
+const config = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
+};
+
+// On window, since JupyterLab listens on document before any element of the page does. The mark is set on the
+// element with the focus, since JupyterLab looks there first, and only then at what is around it.
+if (!window.flashnormLabKeys) {
+  window.flashnormLabKeys = true;
+  window.addEventListener("keydown", (event) => {
+    if (!event.target.closest?.(".fnl")) return;
+    const enter = event.key === "Enter" && (event.shiftKey || event.altKey);
+    if (event.key === "Escape" || enter || event.ctrlKey || event.metaKey) {
+      event.target.removeAttribute("data-lm-suppress-shortcuts");
+    } else {
+      event.target.setAttribute("data-lm-suppress-shortcuts", "true");
+    }
+  }, true);
+}
 
 function library(model) {
   const id = model.get("library").slice("IPY_MODEL_".length);
@@ -45,12 +69,18 @@ async function render({ model, el }) {
   function draw() {
     shown = shown.then(() => {
       const text = model.get("figure");
-      if (closed || !text || text === drawn) return;
+      if (closed || text === drawn) return;
+      drawn = text;
+      if (!text) {
+        plot.style.minHeight = "";
+        return Plotly.purge(plot);
+      }
       const figure = JSON.parse(text);
       plot.setAttribute("aria-label", model.get("label"));
       plot.style.minHeight = `${figure.layout.height}px`;
-      drawn = text;
-      return Plotly.react(plot, figure.data, figure.layout, { responsive: true, displaylogo: false });
+      return Plotly.react(plot, figure.data, figure.layout, config).then(() => {
+        for (const button of plot.querySelectorAll(".modebar-btn")) button.tabIndex = -1;
+      });
     });
   }
   model.on("change:figure", draw);
@@ -96,6 +126,10 @@ class Picture(anywidget.AnyWidget):
     def show(self, figure: go.Figure) -> None:
         """Draw this figure from now on."""
         self.figure = figure.to_json(validate=False)
+
+    def clear(self) -> None:
+        """Draw nothing until a figure is shown again."""
+        self.figure = ""
 
     def content(self) -> dict[str, Any]:
         """The figure that is shown, as plain values: ``data`` and ``layout``; empty before the first."""

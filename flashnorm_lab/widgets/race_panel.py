@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -41,8 +42,16 @@ if TYPE_CHECKING:
 MANY = 20
 """How many runs the button "Run 20 times" makes."""
 AUTO_BYTES = 128_000_000
-"""A change runs the new step by itself where its buffers are no larger than this."""
+"""A change runs the new step by itself where its buffers are no larger than this, and a run no longer than"""
+AUTO_SPIN = 2_000_000
+"""so many iterations of the busy kernel in all,"""
+AUTO_WORK = 2_000_000_000
+"""so many multiplications,"""
+AUTO_ELEMENTS = 4_000_000
+"""and so many elements of x and z that are kept and compared."""
 OWN = "own"
+HOLD = "hold the writer until the reader is done, where the edges allow it"
+NOTHING = "nothing to force: no hazard of these edges can go wrong within one step"
 
 Run = tuple[Any, int, int, str | None]
 """Device, steps, how many runs, and what is forced."""
@@ -57,9 +66,9 @@ class RacePanel(Panel):
     path: where the export button writes.
 
     The controls are attributes: `order`, `edges` (by name), `preset`, `n`, `k`, `tokens`, `steps`, `spin`,
-    `device_choice`, `automatic`, `run_once`, `run_many`, `force`, `shown_step`, `shown_steps`, `whole`,
-    `path`, `export`. So are the answers: `built` (the schedule), `found` (its hazards), `result` (of the last
-    run), `counts` (of all runs since a button or a change), `error` (what went wrong last, or None).
+    `device_choice`, `automatic`, `run_once`, `run_many`, `stop`, `force`, `shown_step`, `shown_steps`,
+    `whole`, `path`, `export`. So are the answers: `built` (the schedule), `found` (its hazards), `result` (of
+    the last run), `counts` (of all runs since a button or a change), `error` (what went wrong last, or None).
     `settle` waits for a run that is under way. ``LabError`` for a schedule, edge or number that cannot be.
     """
 
@@ -84,6 +93,7 @@ class RacePanel(Panel):
         self.result: RaceResult | None = None
         self.counts: dict[str, int] = {}
         self._prepared: tuple[Any, Race] | None = None
+        self._halt = threading.Event()
         self._make_controls(device, schedule, drop, (tokens, n, k), steps, spin, str(path))
         self._make_answers()
         self.children = self._arrange()
@@ -130,8 +140,9 @@ class RacePanel(Panel):
         )
         self.run_once = button("▶ Run once", "one run of as many steps as are set below")
         self.run_many = button(f"▶▶ Run {MANY} times", f"{MANY} runs, counted together")
-        hold = "hold the writer until the reader is done, where the edges allow it"
-        self.force = button("⚠ Force the worst case", hold, "warning")
+        self.stop = button("■ Stop", "stop after the run at hand, and count those that were made")
+        self.stop.disabled = True
+        self.force = button("⚠ Force the worst case", HOLD, "warning")
         narrow = {"description_width": "40px"}
         self.shown_step = w.IntSlider(
             value=0,
@@ -178,7 +189,7 @@ class RacePanel(Panel):
         controls = [
             *(heading("One step of norm and projection"), self.order),
             *(heading("Edges: who waits for whom"), *edge_rows(self.edges)),
-            *(heading("Run it"), w.HBox([self.run_once, self.run_many, self.force], layout=WRAP)),
+            *(heading("Run it"), w.HBox([self.run_once, self.run_many, self.stop, self.force], layout=WRAP)),
             self.activity,
             *(heading("The step as a CuPy program"), self.program, self.whole),
             *(heading("Shape and device"), self.preset),
@@ -207,7 +218,9 @@ class RacePanel(Panel):
         self.run_once.on_click(self._guarded(partial(self._run, 1, None)))
         self.run_many.on_click(self._guarded(partial(self._run, MANY, None)))
         self.force.on_click(self._guarded(partial(self._run, 1, "worst")))
+        self.stop.on_click(self._guarded(self._halt.set))
         self.export.on_click(self._guarded(self._export))
+        self.path.observe(self._guarded(self._forget_export), "value")
 
     def _changed(self) -> None:
         if self._analyse():
@@ -238,7 +251,10 @@ class RacePanel(Panel):
             self._fail(problem)
             return False
         self._clear()
+        self._forget_export()
         word_switches(self.edges, needed=bool(self.built.all_edges))
+        self.force.disabled = race.worst_case(self.built) is None
+        self.force.tooltip = NOTHING if self.force.disabled else HOLD
         self.spin.disabled = self.order.value != "deferred"
         self.verdict.value = parts.verdict(self.built, self.found)
         self._show_program()
@@ -252,15 +268,27 @@ class RacePanel(Panel):
         return self.device_choice.value, self.steps.value, runs, force
 
     def _small(self) -> bool:
-        return self.built is not None and sum(b.nbytes for b in self.built.buffers.values()) <= AUTO_BYTES
+        """Whether a run is so short that a change may start one by itself."""
+        if self.built is None:
+            return False
+        tokens, n, k = self.built.shape
+        steps, spin = self.steps.value, 0 if self.spin.disabled else self.spin.value
+        return (
+            sum(b.nbytes for b in self.built.buffers.values()) <= AUTO_BYTES
+            and steps * spin <= AUTO_SPIN
+            and steps * tokens * n * k <= AUTO_WORK
+            and steps * tokens * (n + k) <= AUTO_ELEMENTS
+        )
 
     def _submit(self, run: Run | None) -> None:
+        self._halt.clear()
+        self.stop.disabled = run is None or run[2] == 1
         if run is not None:
             self.activity.value = parts.note(f"Running {run[1]} steps …")
         elif self._small():
             self.activity.value = parts.note("Not run since the last change.")
         else:
-            self.activity.value = parts.note("This shape is large: press a button to run it.")
+            self.activity.value = parts.note("This is a long run: press a button to start it.")
         self._latest.submit(partial(self._answer, self.built, run))
 
     def _answer(self, built: Schedule, run: Run | None, post: Post) -> None:
@@ -276,7 +304,9 @@ class RacePanel(Panel):
             told = parts.note(f"Run {done} of {runs} …")
             if not post(partial(setattr, self.activity, "value", told)):
                 return
-        if post(partial(self._take_result, result, numbers, runs, force is not None)):
+            if self._halt.is_set():
+                break
+        if post(partial(self._take_result, result, numbers, done, force is not None)):
             post(partial(self.stale_map.show, _stale_map(result)))
 
     def _prepare(self, choice: Any, built: Schedule, steps: int) -> Race:
@@ -290,7 +320,7 @@ class RacePanel(Panel):
     def _take_result(self, result: RaceResult, numbers: dict[str, int], runs: int, forced: bool) -> None:
         self.result, self.counts = result, numbers
         self.outcome.value = parts.race_result(result, numbers, runs, forced)
-        self.activity.value = ""
+        self.activity.value, self.stop.disabled = "", True
         wrong = next((t for t, o in enumerate(result.outcomes) if o.label != "fresh"), 0)
         with self._silently():
             self.shown_step.max = len(result.outcomes) - 1
@@ -317,14 +347,26 @@ class RacePanel(Panel):
         if self.built is not None:
             self.program.value = parts.program(self.built, self.whole.value)
 
+    def _fail(self, problem: Exception) -> None:
+        super()._fail(problem)
+        self.stop.disabled = True
+
+    def _forget_export(self) -> None:
+        self.exported.value = ""
+
     def _export(self) -> None:
-        timeline, name = self._timeline(), self.path.value.strip()
-        if not name:
-            raise LabError("the file has no name: write one, for instance race_timeline.json")
-        path = Path(name).expanduser().absolute()
-        timeline.export_chrome(path)
         self._clear()
-        self.exported.value = parts.exported(path, timeline)
+        self._forget_export()
+        try:
+            timeline, name = self._timeline(), self.path.value.strip()
+            if not name:
+                raise LabError("the file has no name: write one, for instance race_timeline.json")
+            path = Path(name).expanduser().absolute()
+            timeline.export_chrome(path)
+            self.exported.value = parts.exported(path, timeline)
+        except Exception as problem:  # told beside the button, since the panel's top may be out of sight
+            self.error = problem
+            self.exported.value = parts.message(problem)
 
     # Where widgets cannot run
 

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets as w
@@ -41,9 +42,11 @@ if TYPE_CHECKING:
 SITES = ("all", "head", "layers.*.qkv", "layers.*.gate_up", "layers.15.qkv")
 """Offered in the field; any other name or pattern may be written there."""
 WHOLE = "the whole token"
+WAITING = "Another panel or cell is using this model: waiting for it …"
 
 _loaded: dict[str, Model] = {}
 """The model that panels share when none is given to them."""
+_loading = threading.Lock()
 
 
 class SpeechPanel(Panel):
@@ -85,6 +88,8 @@ class SpeechPanel(Panel):
         self._references: dict[str, list[Token]] = {}
         self._halt = threading.Event()
         self._started = 0.0
+        self._prompt, self._dropped, self._wiring = prompt, drop, ""
+        self._run: tuple[Any, ...] | None = None  # the settings of what is shown
         self._make_controls(device, prompt, tokens, drop, sites, force)
         self._make_answers()
         self.children = self._arrange()
@@ -153,6 +158,7 @@ class SpeechPanel(Panel):
     def _make_answers(self) -> None:
         self.verdict = w.HTML()
         self.reference_text = w.HTML()
+        self.spoken_title = heading("With these edges")
         self.spoken_text = w.HTML()
         self.summary = w.HTML()
         self.causes = w.HTML()
@@ -164,14 +170,14 @@ class SpeechPanel(Panel):
         texts = w.HBox(
             [
                 w.VBox([heading("Reference: the model as it is"), self.reference_text], layout=half),
-                w.VBox([heading("With these edges"), self.spoken_text], layout=half),
+                w.VBox([self.spoken_title, self.spoken_text], layout=half),
             ],
             layout=WRAP,
         )
         controls = [
             *(heading("What the model goes on from"), self.prompt, self.tokens),
             *(heading("Edges: who waits for whom"), *edge_rows(self.edges), self.sites, self.force),
-            *(heading("Let it speak"), w.HBox([self.start, self.stop]), self.activity),
+            *(heading("Let it speak"), w.HBox([self.start, self.stop]), self.message, self.activity),
             *(self.record, self.device_choice),
             *(heading("Tokens: choose one to see its timeline"), self.listed),
         ]
@@ -179,13 +185,16 @@ class SpeechPanel(Panel):
             *(texts, self.summary, heading("Where the data was fresh, stale or torn"), self.causes),
             *(heading("Timeline of the chosen token"), self.site, self.about, self.timeline),
         ]
-        return [w.HTML(parts.STYLE), self.verdict, self.message, side_by_side(controls, seen)]
+        return [w.HTML(parts.STYLE), self.verdict, side_by_side(controls, seen)]
 
     # What happens when
 
     def _watch(self) -> None:
         for switch in self.edges.values():
             switch.observe(self._guarded(self._analyse), "value")
+        fields = (self.prompt, self.tokens, self.sites, self.force, self.device_choice)
+        for control in (*fields, *self.edges.values()):
+            control.observe(self._guarded(self._note_change), "value")
         self.start.on_click(self._guarded(self.speak))
         self.stop.on_click(self._guarded(self._halt.set))
         self.listed.observe(self._guarded(self._show_token), "value")
@@ -195,6 +204,15 @@ class SpeechPanel(Panel):
         word_switches(self.edges)
         built = schedule.deferred(1, 1, 1, io=self._io).without(*left_out(self.edges))
         self.verdict.value = parts.verdict(built, hazards.find(built))
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What a run depends on, but for the model."""
+        where, device = self.sites.value, self.device_choice.value
+        return self.prompt.value, self.tokens.value, left_out(self.edges), where, self.force.value, device
+
+    def _note_change(self) -> None:
+        if self.spoken and not self.start.disabled:
+            self._say("" if self._settings() == self._run else "Not spoken since the last change.")
 
     def speak(self) -> SpeechPanel:
         """Do what the button "Speak" does. Returns the panel; `settle` waits for the end."""
@@ -209,6 +227,10 @@ class SpeechPanel(Panel):
             self.listed.options = []
             self.site.options = []
         self.about.value = self.causes.value = self.summary.value = ""
+        self.timeline.clear()
+        self._run = self._settings()
+        self._prompt, self._dropped = self.prompt.value, left_out(self.edges)
+        self._title(self.sites.value)
         self._show_texts()
         self.start.disabled, self.stop.disabled = True, False
         self._say("Loading the model …" if self.model is None and not _loaded else "Starting …")
@@ -232,8 +254,29 @@ class SpeechPanel(Panel):
     def _speak(
         self, prompt: str, tokens: int, wiring: dict[str, Any], choice: Any, record: bool, post: Post
     ) -> None:
-        """The whole of what is said, token by token. In a thread where there is a loop."""
+        """What is said, once no other panel or cell has the model. In a thread where there is a loop."""
         model = self._load(post)
+
+        def waiting() -> bool:
+            return post(partial(self._say, WAITING)) and not self._halt.is_set()
+
+        with decoding.in_use(model.model, waiting) as held:
+            if held:
+                self._speak_with(model, prompt, tokens, wiring, choice, record, post)
+            else:
+                post(self._end)
+
+    def _speak_with(
+        self,
+        model: Model,
+        prompt: str,
+        tokens: int,
+        wiring: dict[str, Any],
+        choice: Any,
+        record: bool,
+        post: Post,
+    ) -> None:
+        """The reference and then the whole of what is said, token by token."""
         device = choice if isinstance(choice, Device) else devices.get(choice)
         decoding.move(model.model, device)
         for token in self._references_for(model, prompt, tokens):
@@ -255,7 +298,7 @@ class SpeechPanel(Panel):
                 record=recorded.__setitem__,
                 record_tokens=range(tokens) if record else (),
             )
-            if not post(partial(self._begin, device.name, attached.wrong.io)):
+            if not post(partial(self._begin, device.name, attached.wrong.io, attached.chosen)):
                 return
             while not self._halt.is_set():
                 with DEVICE:
@@ -278,7 +321,9 @@ class SpeechPanel(Panel):
                     share = f" {done / 1e6:,.0f} of {total / 1e6:,.0f} MB" if total else ""
                     post(partial(self._say, f"{what}{share}"))
 
-            _loaded["model"] = models.smollm2(progress=progress)
+            with _loading:
+                if not _loaded:
+                    _loaded["model"] = models.smollm2(progress=progress)
         if self.model is None:
             self.model = _loaded["model"]
         return self.model
@@ -302,8 +347,9 @@ class SpeechPanel(Panel):
         self._say(f"Reference: token {len(self.reference)} of {tokens}")
         self._show_texts()
 
-    def _begin(self, device_name: str, io: str) -> None:
+    def _begin(self, device_name: str, io: str, chosen: tuple[str, ...]) -> None:
         self.device_name, self._io = device_name, io
+        self._title(chosen[0] if len(chosen) == 1 else f"{len(chosen)} sites")
         self._analyse()
         self._started = time.perf_counter()
 
@@ -325,7 +371,8 @@ class SpeechPanel(Panel):
     def _end(self) -> None:
         self.start.disabled, self.stop.disabled = False, True
         stopped = self._halt.is_set()
-        self._say("Stopped." if stopped else "Done.")
+        changed = "" if self._settings() == self._run else " Settings were changed since it began."
+        self._say(("Stopped." if stopped else "Done.") + changed)
         self._show_texts("(stopped)" if stopped else "")
         if self.spoken:
             every = parts.fold("every site", parts.site_table(self.tally.sites, "site"))
@@ -336,6 +383,12 @@ class SpeechPanel(Panel):
     def _fail(self, problem: Exception) -> None:
         super()._fail(problem)
         self.start.disabled, self.stop.disabled = False, True
+
+    def _title(self, places: str) -> None:
+        """Say over the text what was left out for it, and where."""
+        left = ", ".join(self._dropped)
+        self._wiring = f"Without {left} at {places}" if left else "With all edges"
+        self.spoken_title.value = heading(escape(self._wiring)).value
 
     def _say(self, text: str) -> None:
         self.activity.value = parts.note(text)
@@ -363,7 +416,7 @@ class SpeechPanel(Panel):
         return f"{token.number:>3} {sign} {token.text!r}: {told}", token.number
 
     def _show_texts(self, ended: str = "") -> None:
-        prompt = self.prompt.value
+        prompt = self._prompt
         self.reference_text.value = parts.speech(prompt, [(t.text, False) for t in self.reference])
         said = [(t.text, self.differs(t.number)) for t in self.spoken]
         self.spoken_text.value = parts.speech(prompt, said, ended)
@@ -421,9 +474,9 @@ class SpeechPanel(Panel):
     def __repr__(self) -> str:
         if not self.spoken:
             return f"SpeechPanel: {self.prompt.value!r}; nothing said yet"
-        dropped = ", ".join(left_out(self.edges)) or "none"
+        dropped = ", ".join(self._dropped) or "none"
         return (
-            f"SpeechPanel: {self.prompt.value!r}; edges left out: {dropped}. "
+            f"SpeechPanel: {self._prompt!r}; edges left out: {dropped}. "
             f"Said: {''.join(t.text for t in self.spoken)!r}. "
             f"Reference: {''.join(t.text for t in self.reference)!r}"
         )
@@ -432,7 +485,8 @@ class SpeechPanel(Panel):
         if not self.spoken:
             return None
         said = [(t.text, self.differs(t.number)) for t in self.spoken]
-        return _text_picture(self.prompt.value, [t.text for t in self.reference], said, self.device_name)
+        reference = [t.text for t in self.reference]
+        return _text_picture(self._prompt, reference, self._wiring, said, self.device_name)
 
 
 def _grouped(tally: Tally) -> dict[str, dict[str, int]]:
@@ -445,7 +499,7 @@ def _grouped(tally: Tally) -> dict[str, dict[str, int]]:
 
 
 def _text_picture(
-    prompt: str, reference: list[str], said: list[tuple[str, bool]], device: str
+    prompt: str, reference: list[str], wiring: str, said: list[tuple[str, bool]], device: str
 ) -> StaticFigure:
     """Both texts as a picture: what differs from the reference stands between ≠ and =."""
     import textwrap
@@ -459,7 +513,7 @@ def _text_picture(
         marked, before = marked + text, differs
     blocks = [
         ("Reference: the model as it is", prompt + "".join(reference)),
-        ("With these edges (from ≠ on, another word than in the reference)", prompt + marked),
+        (f"{wiring} (from ≠ on, another word than in the reference)", prompt + marked),
     ]
     lines: list[tuple[str, str]] = []
     for title, text in blocks:
