@@ -14,7 +14,7 @@ import ipywidgets
 import numpy as np
 import pytest
 
-from flashnorm_lab import decoding, figures, models, outcomes, race, timeline
+from flashnorm_lab import decoding, figures, hazards, models, outcomes, race, schedule, timeline
 from flashnorm_lab.devices import opencl
 from flashnorm_lab.errors import LabError
 from flashnorm_lab.schedule import EDGES
@@ -601,6 +601,16 @@ def test_with_all_edges_the_model_says_what_it_always_says(speaker, device):
     assert speaker.first_divergence() is None
     assert all(n["stale"] == n["torn"] == 0 for n in speaker.tally.sites.values())
     assert not attached(speaker.model)
+
+
+@pytest.mark.parametrize(
+    ("drop", "says"), [((), False), (("fork_matrix",), True), (("fork_matrix", "fork_vector"), True)]
+)
+def test_an_edge_that_the_hosts_wait_makes_needless_is_explained(drop, says):
+    built = schedule.deferred(1, 8, 4, io="host").without(*drop)
+    told = parts.verdict(built, hazards.find(built))
+    assert "No hazard" in told
+    assert ("is not missed here: the host waits for main at each site" in told) == says
 
 
 def test_a_missing_edge_changes_the_text_and_the_panel_shows_where_and_why(speaker):
