@@ -76,13 +76,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _race(options: argparse.Namespace) -> Any:
-    from .. import devices, race, schedule
+    from .. import devices, race
 
-    if options.spin and options.schedule != "deferred":
-        raise LabError(f"--spin goes with the deferred schedule, not with {options.schedule}")
-    extra = {"spin": options.spin} if options.schedule == "deferred" else {}
-    built = schedule.build(options.schedule, options.tokens, options.n, options.k, **extra)
-    built = built.without(*options.drop)
+    built = common.race_schedule(options)
     device = devices.get(options.device)
     return race.run(device, built, options.steps, options.force, options.seed).timeline
 

@@ -37,18 +37,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the race and print what came of it; returns 0."""
-    from .. import devices, race, schedule
+    from .. import devices, race
     from ..timeline.chrome import check_target
 
-    if options.spin and options.schedule != "deferred":
-        raise LabError(f"--spin goes with the deferred schedule, not with {options.schedule}")
     if options.export is not None:
         check_target(options.export)
     if options.export and options.nvtx:
         raise LabError("--export goes without --nvtx, which leaves the recording to another profiler")
-    extra = {"spin": options.spin} if options.schedule == "deferred" else {}
-    built = schedule.build(options.schedule, options.tokens, options.n, options.k, **extra)
-    built = built.without(*options.drop)
+    built = common.race_schedule(options)
     device = devices.get(options.device)
     result = race.run(
         device,
