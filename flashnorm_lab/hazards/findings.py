@@ -1,0 +1,178 @@
+"""Hazards as they are found: which pair, which bytes, what a read may see, and why nothing orders it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..program import Allocate, Free, HostRead, HostWrite, Launch, label
+from .memory import OLDER, Segment
+from .state import Mark, State
+from .verdict import Hazard
+
+HAZARDS = 1000
+"""How many different hazards are kept; those beyond are counted."""
+
+
+class Found:
+    """A hazard that may still gain bytes, values and pairs like it."""
+
+    __slots__ = ("buffer", "count", "distance", "first", "kind", "new_buffer", "second", "start", "stop",
+                 "values", "why")  # fmt: skip
+
+    def __init__(self, first: Mark, second: Mark, start: int, stop: int) -> None:
+        self.first, self.second, self.start, self.stop = first, second, start, stop
+        self.kind = self.buffer = self.new_buffer = self.why = ""
+        self.distance, self.count = 0, 1
+        self.values: tuple[str, ...] = ()
+
+    def freeze(self) -> Hazard:
+        a, b = self.first[3], self.second[3]
+        return Hazard(
+            kind=self.kind,
+            buffer=self.buffer,
+            first=label(a),
+            first_stream=where(a),
+            second=label(b),
+            second_stream=where(b),
+            distance=self.distance,
+            start=self.start,
+            stop=self.stop,
+            values=self.values,
+            why=self.why,
+            first_source=a.source,
+            second_source=b.source,
+            first_index=self.first[2],
+            second_index=self.second[2],
+            first_on_host=not getattr(a, "stream", None),
+            second_on_host=not getattr(b, "stream", None),
+            numbered=self.first[4] >= 0 and self.second[4] >= 0,
+            new_buffer=self.new_buffer,
+            count=self.count,
+        )
+
+
+RANK = {
+    kind: rank
+    for rank, kind in enumerate(("use before allocation", "use after free", "reuse", "RAW", "WAR", "WAW"))
+}
+
+
+def where(step: Any) -> str:
+    """The stream that does a step's work, or the host thread."""
+    return getattr(step, "stream", None) or step.thread
+
+
+def at_source(step: Any) -> str:
+    return f"at {step.source}" if step.source else f"({label(step)})"
+
+
+class Findings(State):
+    """The part of the analysis that keeps what was found."""
+
+    def _hazard(
+        self, kind: str, first: Mark, second: Mark, buffer: str, segment: Segment, new: str = ""
+    ) -> None:
+        a, b = first[3], second[3]
+        if type(a) is Allocate:
+            kind = "use before allocation"
+        distance = second[4] - first[4] if first[4] >= 0 and second[4] >= 0 else 0
+        key = (buffer, new, label(a), where(a), label(b), where(b), distance, a.source, b.source)
+        base = 0
+        owner = self._buffers.get(new or buffer)
+        if owner is not None and owner.nbytes >= segment.stop - owner.base >= 0:
+            base = owner.base
+        start, stop = segment.start - base, segment.stop - base
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= HAZARDS:
+                self.more += 1
+                return
+            found = self._found[key] = Found(first, second, start, stop)
+            found.kind, found.buffer, found.new_buffer, found.distance = kind, buffer, new, distance
+            found.values = self._values(kind, first, second, buffer, segment)
+            found.why = self._why(first, second)
+        elif (found.first[2], found.second[2]) == (first[2], second[2]):
+            found.start, found.stop = min(found.start, start), max(found.stop, stop)
+            if RANK[kind] < RANK[found.kind]:
+                found.kind = kind
+                found.values = self._values(kind, first, second, buffer, segment)
+        else:
+            found.count += 1
+            if found.count <= OLDER:  # once the loop has turned a few times, older contents are there to read
+                found.values = self._values(found.kind, first, second, buffer, segment)
+
+    def _values(self, kind: str, first: Mark, second: Mark, buffer: str, segment: Segment) -> tuple[str, ...]:
+        """What the read of a hazard may observe, or for two writes, what may be left behind."""
+        if kind == "reuse" or kind.startswith("use"):
+            return ()
+        reader = first if kind == "WAR" else second
+        if kind == "RAW":
+            writes = [first, *segment.history] if segment.write is first else [first]
+        elif kind == "WAR":
+            writes = [second, *([segment.write] if segment.write else [])]
+        else:
+            writes = [second, first]
+        told: list[str] = []
+        for write in writes:
+            told.append(self._value(write, reader, buffer))
+            if write is not first and kind == "RAW" and self._before(write, second):
+                break
+        else:
+            if kind == "RAW" and len(writes) <= OLDER:
+                told.append(f"what {buffer} held at the start")
+            elif kind == "RAW":
+                told.append("an older one")
+            elif kind == "WAR" and segment.write is None:
+                told.append(f"what {buffer} held at the start")
+        return tuple(dict.fromkeys(told))
+
+    def _before(self, mark: Mark, second: Mark) -> bool:
+        stream = second[3].stream if isinstance(second[3], Launch) else None
+        owner = self._streams.get(stream) if stream is not None else self._hosts.get(second[3].thread)
+        return owner is not None and owner.clock[mark[0]] >= mark[1]
+
+    def _value(self, write: Mark, reader: Mark, buffer: str) -> str:
+        if write[4] >= 0 and reader[4] >= 0:
+            back = reader[4] - write[4]
+            return f"{buffer} of step t" + (f"{-back:+d}" if back else "")
+        source = f" ({write[3].source})" if write[3].source else ""
+        return f"{buffer} from {label(write[3])}{source}"
+
+    def _why(self, first: Mark, second: Mark) -> str:
+        """What orders the two nearly, or that nothing does."""
+        a, b = first[3], second[3]
+        on, by = where(a), where(b)
+        if type(a) is Free:
+            return f"{a.buffer} is freed before {label(b)} is even issued"
+        if type(b) in (HostRead, HostWrite) or (type(b) is Free and b.stream is None):
+            hints = self._host(b.thread).hints
+            waiter = "the host" if b.thread == "host" else f"host thread {b.thread}"
+        else:
+            stream = self._streams.get(by)
+            hints = stream.hints if stream is not None else {}
+            waiter = by
+        if on == by:
+            return f"{on} is out-of-order: it starts its work in any order that wait lists and barriers allow"
+        hint = hints.get(on)
+        if hint is None:
+            text = f"{waiter} has not waited for {on} at all by then"
+        else:
+            step, recorded = hint
+            if recorded is not None:
+                text = (
+                    f"the last wait of {waiter} for {on}, {at_source(step)}, is for what was recorded "
+                    f"{at_source(recorded)}, before {label(a)} was issued"
+                )
+            else:
+                text = (
+                    f"the last time that {waiter} waited for {on}, {at_source(step)}, was before "
+                    f"{label(a)} was issued"
+                )
+        kinds = {name: s.kind for name in (on, by) if (s := self._streams.get(name)) is not None}
+        if "legacy" in kinds.values() and "non-blocking" in kinds.values():
+            free = next(name for name, kind in kinds.items() if kind == "non-blocking")
+            default = next(name for name, kind in kinds.items() if kind == "legacy")
+            text += (
+                f"; {free} is non-blocking, so the default stream {default} and it do not wait for each other"
+            )
+        return text
