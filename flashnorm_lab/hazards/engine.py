@@ -40,7 +40,7 @@ from ..schedule import Access
 from .findings import Findings
 from .graphs import Captures
 from .held import HeldSteps
-from .memory import ENDLESS, OLDER, READERS, BufferState, Memory, Segment
+from .memory import ENDLESS, READERS, BufferState, Memory, Segment
 from .state import BLOCKING, Clock, Context, Event, Host, Mark, StreamState, covered, fresh, merge
 from .verdict import Problem, Redundant, Verdict
 
@@ -137,9 +137,14 @@ class Checker(Findings, HeldSteps, Captures):
 
     def feed_all(self, steps: Iterable[Step]) -> Checker:
         """Feed them all; returns itself."""
-        feed = self.feed
+        do = self._do
         for step in steps:
-            feed(step)
+            call = do.get(type(step))
+            if call is None or self._careful:
+                self.feed(step)
+            else:
+                self._index += 1
+                call(step)
         return self
 
     @property
@@ -159,7 +164,7 @@ class Checker(Findings, HeldSteps, Captures):
             self._special_launch(step, stream, host)
             return
         if stream.waits:
-            self._judge_waits(stream)
+            self._judge_waits(stream, host)
         clock = stream.clock
         if stream.version != host.version:
             merge(clock, host.clock)
@@ -203,13 +208,10 @@ class Checker(Findings, HeldSteps, Captures):
 
     def _arrive(self, stream: StreamState, host: Host) -> None:
         """What comes next on an in-order stream is about to start: what is it behind?"""
-        if stream.version != host.version:
-            merge(stream.clock, host.clock)
-            stream.version = host.version
         context = stream.context
         if stream.kind == "legacy":
             for other in context.blocking:
-                self._judge_waits(other)
+                self._judge_waits(other, host)
                 if other.version != host.version:
                     merge(other.clock, host.clock)
                     other.version = host.version
@@ -217,7 +219,10 @@ class Checker(Findings, HeldSteps, Captures):
         elif stream.special and stream.legacy_version != context.version:
             merge(stream.clock, context.legacy.clock)
             stream.legacy_version = context.version
-        self._judge_waits(stream)
+        self._judge_waits(stream, host)
+        if stream.version != host.version:
+            merge(stream.clock, host.clock)
+            stream.version = host.version
 
     def _leave(self, stream: StreamState) -> None:
         """Something was done on a stream: on the legacy default stream, the blocking ones are behind it."""
@@ -226,10 +231,10 @@ class Checker(Findings, HeldSteps, Captures):
 
     def _command_clock(self, stream: StreamState, host: Host) -> Clock:
         """What a command of an out-of-order queue is behind, before its own wait list is looked at."""
+        self._judge_waits(stream, host)
         if stream.version != host.version:
             merge(stream.clock, host.clock)  # the queue's own clock: its last barrier, and the host
             stream.version = host.version
-        self._judge_waits(stream)
         return stream.clock
 
     def _take_after(self, step: Launch | Barrier, base: Clock, clock: Clock, host: Host) -> None:
@@ -280,7 +285,7 @@ class Checker(Findings, HeldSteps, Captures):
             clock = self._all_of(stream, host)
         else:
             if stream.waits:
-                self._judge_waits(stream)
+                self._judge_waits(stream, host)
             clock = stream.clock
             if stream.version != host.version:
                 merge(clock, host.clock)
@@ -342,32 +347,42 @@ class Checker(Findings, HeldSteps, Captures):
         key = (stream.name, step.source or name)
         site = self._sites.get(key) or self._site(step, name, stream.name)
         if event is None:
-            stream.waits.append((site, []))
+            stream.waits.append((site, [], False))
             return
         clock, source, _, recorded, _, _ = event
-        stream.waits.append((site, clock))
-        merge(stream.clock, clock)
+        stream.waits.append((site, clock, merge(stream.clock, clock)))
         stream.hints[source] = (step, recorded)
 
-    def _judge_waits(self, stream: StreamState) -> None:
-        """Which of the waits since the last work on this stream order something that the others do not?"""
-        waits = stream.waits
-        if not waits:
+    def _judge_waits(self, stream: StreamState, host: Host | None = None) -> None:
+        """Which of the waits since the last work on this stream order something that nothing else does?
+
+        Nothing else: neither what the stream was behind before, nor what ``host`` has waited for since, nor
+        the default stream, nor the other waits.
+        """
+        if not stream.waits:
             return
+        waits, stream.waits = stream.waits, []
+        for site, _, _ in waits:
+            if not site[0]:
+                break
+        else:
+            return  # each has been of use before, and that settles it
         others = stream.base
-        if stream.special and stream.kind in BLOCKING:
+        if stream.kind == "legacy":
+            others = others.copy()
+            for other in stream.context.blocking:
+                merge(others, other.clock)
+        elif stream.special and stream.kind in BLOCKING:
             others = others.copy()
             merge(others, stream.context.legacy.clock)
-        stream.waits = []
-        if len(waits) == 1:
-            site, clock = waits[0]
-            for number, other in zip(clock, others, strict=False):
-                if number > other:
-                    site[0] += 1
-                    return
-            site[1] += 1
-        else:
-            self._note_waits(waits, others)
+        elif len(waits) == 1 and (host is None or stream.version == host.version):
+            site, _, new = waits[0]
+            site[not new] += 1
+            return
+        if host is not None and stream.version != host.version:
+            others = others.copy()
+            merge(others, host.clock)
+        self._note_waits([(site, clock) for site, clock, _ in waits], others)
 
     def _note_waits(self, waits: list[tuple[list[Any], Clock]], base: Clock) -> None:
         kept = list(waits)
@@ -461,50 +476,38 @@ class Checker(Findings, HeldSteps, Captures):
             raise self._refuse(step, f"there is no buffer {name!r}; there are {known}") from None
 
     def _access(self, mark: Mark, accesses: tuple[Access, ...], clock: Clock, key: tuple[int, str]) -> None:
-        """Set every access against those before it, reads first, and remember it."""
-        buffers, writing = self._buffers, False
+        """Set every access against those before it, and remember it."""
+        buffers = self._buffers
         for a in accesses:
-            if a.writes:
-                writing = True
-                continue
             try:
                 segments = buffers[a.buffer].cache[a.start, a.stop]
             except KeyError:
                 segments = self._segments(mark, a)
             for segment in segments:
                 write = segment.write
-                if write is not None and clock[write[0]] < write[1]:
-                    self._hazard("RAW", write, mark, a.buffer, segment)
+                if a.writes:
+                    if write is not None:
+                        if clock[write[0]] < write[1]:
+                            self._hazard("WAW", write, mark, a.buffer, segment)
+                        segment.older, segment.before = segment.before, write
+                    reads = segment.reads
+                    if reads:
+                        for read in reads.values():
+                            if clock[read[0]] < read[1]:
+                                self._hazard("WAR", read, mark, a.buffer, segment)
+                        segment.reads = {}
+                    segment.write = mark
+                else:
+                    if write is mark:  # written by the same launch, which reads what was there before that
+                        write = segment.before
+                    if write is not None and clock[write[0]] < write[1]:
+                        self._hazard("RAW", write, mark, a.buffer, segment)
+                    reads = segment.reads
+                    reads[key] = mark
+                    if len(reads) > READERS:
+                        self._forget_readers(segment)
                 if segment.old:
                     self._check_old(mark, a, segment, clock)
-                reads = segment.reads
-                reads[key] = mark
-                if len(reads) > READERS:
-                    self._forget_readers(segment)
-        if not writing:
-            return
-        for a in accesses:
-            if not a.writes:
-                continue
-            try:
-                segments = buffers[a.buffer].cache[a.start, a.stop]
-            except KeyError:
-                segments = self._segments(mark, a)
-            for segment in segments:
-                write = segment.write
-                if write is not None:
-                    if clock[write[0]] < write[1]:
-                        self._hazard("WAW", write, mark, a.buffer, segment)
-                    segment.history = (write, *segment.history[: OLDER - 1])
-                if segment.reads:
-                    for read in segment.reads.values():
-                        if clock[read[0]] < read[1]:
-                            self._hazard("WAR", read, mark, a.buffer, segment)
-                    segment.reads = {}
-                if segment.old:
-                    self._check_old(mark, a, segment, clock)
-                    segment.old = ()
-                segment.write = mark
 
     def _forget_readers(self, segment: Segment) -> None:
         """Keep the latest reader on each stream, which decides, and the newest of the others."""
@@ -536,6 +539,8 @@ class Checker(Findings, HeldSteps, Captures):
         for old, wrote, name in segment.old:
             if (wrote or access.writes) and clock[old[0]] < old[1]:
                 self._hazard("reuse", old, mark, name, segment, access.buffer)
+        if access.writes:
+            segment.old = ()
 
     def _allocate(self, step: Allocate) -> None:
         host = self._host(step.thread)
@@ -579,7 +584,7 @@ class Checker(Findings, HeldSteps, Captures):
             self._leave(stream)
         buffer = self._buffers[step.buffer] = BufferState(step.buffer, step.nbytes, memory, base)
         for segment in memory.between(base, base + step.nbytes):
-            segment.write, segment.history, segment.reads = mark, (), {}
+            segment.own(mark)
             segment.old = tuple(o for o in segment.old if host.clock[o[0][0]] < o[0][1])
         buffer.cache.clear()
 
@@ -595,7 +600,7 @@ class Checker(Findings, HeldSteps, Captures):
                 segment.old = (*segment.old, *past) if segment.write is None else tuple(past)
             else:
                 segment.old = ((freed, True, buffer.name),)
-            segment.write, segment.history, segment.reads = None, (), {}
+            segment.own(None)
 
     def _free(self, step: Free) -> None:
         host = self._host(step.thread)
@@ -622,7 +627,7 @@ class Checker(Findings, HeldSteps, Captures):
             mark, clock = self._host_mark(host, step), host.clock
         if step.how != "pool":
             for segment in buffer.memory.between(buffer.base, buffer.base + buffer.nbytes):
-                for other in [*segment.reads.values(), *([segment.write] if segment.write else [])]:
+                for other in [*([segment.write] if segment.write else []), *segment.reads.values()]:
                     if clock[other[0]] < other[1]:
                         self._hazard("use after free", other, mark, buffer.name, segment)
         for name in buffer.streams:

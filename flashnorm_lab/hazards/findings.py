@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from ..program import Allocate, Free, HostRead, HostWrite, Launch, label
-from .memory import OLDER, Segment
+from .memory import Segment
 from .state import Mark, State
 from .verdict import Hazard
 
+STEADY = 3
+"""After so many pairs alike, what a read may observe is what it is."""
 HAZARDS = 1000
 """How many different hazards are kept; those beyond are counted."""
 
@@ -43,6 +45,7 @@ class Found:
             second_source=b.source,
             first_index=self.first[2],
             second_index=self.second[2],
+            second_thread=b.thread,
             first_on_host=not getattr(a, "stream", None),
             second_on_host=not getattr(b, "stream", None),
             numbered=self.first[4] >= 0 and self.second[4] >= 0,
@@ -98,7 +101,9 @@ class Findings(State):
                 found.values = self._values(kind, first, second, buffer, segment)
         else:
             found.count += 1
-            if found.count <= OLDER:  # once the loop has turned a few times, older contents are there to read
+            if (
+                found.count <= STEADY
+            ):  # once the loop has turned a few times, older contents are there to read
                 found.values = self._values(found.kind, first, second, buffer, segment)
 
     def _values(self, kind: str, first: Mark, second: Mark, buffer: str, segment: Segment) -> tuple[str, ...]:
@@ -107,7 +112,8 @@ class Findings(State):
             return ()
         reader = first if kind == "WAR" else second
         if kind == "RAW":
-            writes = [first, *segment.history] if segment.write is first else [first]
+            older = (segment.before, segment.older) if segment.write is first else ()
+            writes = [first, *(write for write in older if write is not None)]
         elif kind == "WAR":
             writes = [second, *([segment.write] if segment.write else [])]
         else:
@@ -118,7 +124,7 @@ class Findings(State):
             if write is not first and kind == "RAW" and self._before(write, second):
                 break
         else:
-            if kind == "RAW" and len(writes) <= OLDER:
+            if kind == "RAW" and (segment.older is None or segment.write is not first):
                 told.append(f"what {buffer} held at the start")
             elif kind == "RAW":
                 told.append("an older one")

@@ -78,7 +78,7 @@ class HeldSteps(State):
         )
         if not waits and not behind:
             return False
-        if stream.context.legacy is not None or isinstance(step, GraphLaunch):
+        if (stream.special and stream.kind != "out-of-order") or isinstance(step, GraphLaunch):
             raise self._refuse(
                 step, "user events are OpenCL's; with CUDA's default stream or graphs they are not analysed"
             )

@@ -12,37 +12,36 @@ READERS = 64
 """How many readers of one range are kept, at least the latest on each stream among them."""
 RANGES = 256
 """Above so many ranges in one memory, neighbours in the same state are joined again."""
-OLDER = 3
-"""How many earlier writes of a range are kept, to tell what a read may observe."""
 
 
 class Segment:
     """Bytes that have had the same accesses since they were last written."""
 
-    __slots__ = ("history", "old", "reads", "start", "stop", "write")
+    __slots__ = ("before", "old", "older", "reads", "start", "stop", "write")
 
     def __init__(self, start: int, stop: int) -> None:
         self.start, self.stop = start, stop
         self.write: Mark | None = None
-        self.history: tuple[Mark, ...] = ()
+        self.before: Mark | None = None  # the write before the last, and the one before that: what may be
+        self.older: Mark | None = None  # read too late
         self.reads: dict[tuple[int, str], Mark] = {}
         self.old: tuple[tuple[Mark, bool, str], ...] = ()  # of buffers that had these bytes before
 
     def cut(self, at: int) -> Segment:
         """Split in two; returns the upper part."""
         upper = Segment(at, self.stop)
-        upper.write, upper.history, upper.old = self.write, self.history, self.old
+        upper.write, upper.before, upper.older, upper.old = self.write, self.before, self.older, self.old
         upper.reads = dict(self.reads)
         self.stop = at
         return upper
 
+    def own(self, allocation: Mark | None) -> None:
+        """These bytes begin again, for a new owner."""
+        self.write, self.before, self.older, self.reads = allocation, None, None, {}
+
     def like(self, other: Segment) -> bool:
-        return (
-            self.write == other.write
-            and self.history == other.history
-            and self.reads == other.reads
-            and self.old == other.old
-        )
+        """Whether both have had the same since they were written; what was before that counts no more."""
+        return self.write == other.write and self.reads == other.reads and self.old == other.old
 
 
 class Memory:
@@ -73,6 +72,8 @@ class Memory:
             found.append(self.segments[i])
             at = self.segments[i].stop
             i += 1
+        if len(found) > RANGES:  # they may become alike now
+            self.limit = RANGES
         return tuple(found)
 
     def _cut(self, at: int) -> None:

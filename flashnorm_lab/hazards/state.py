@@ -30,10 +30,14 @@ fresh = itertools.count(1).__next__
 """A number for each change of what somebody knows, so that the same is not taken over twice."""
 
 
-def merge(into: Clock, other: Clock) -> None:
+def merge(into: Clock, other: Clock) -> bool:
+    """Take over what ``other`` has reached; tells whether that is anything new."""
+    new = False
     for i, number in enumerate(other):
         if into[i] < number:
             into[i] = number
+            new = True
+    return new
 
 
 def covered(clock: Clock, by: Clock) -> bool:
@@ -77,7 +81,8 @@ class StreamState:
         self.component, self.clock = component, clock
         self.version = self.legacy_version = 0
         self.last: Mark | None = None
-        self.waits: list[tuple[list[Any], Clock]] = []
+        self.waits: list[tuple[list[Any], Clock, bool]] = []
+        """Since the last work: the place of each wait, what it waits for, and whether that was new."""
         self.base: Clock = []
         self.hints: dict[str, tuple[Step, Any]] = {}
         self.chains: dict[int, Clock] = {}  # out-of-order only: the clock of the last command of each chain

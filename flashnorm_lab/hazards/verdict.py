@@ -34,10 +34,11 @@ class Hazard:
     ``first`` comes before ``second`` in the host's order, ``distance`` iterations apart (0: the same, or none
     are numbered: ``numbered``). ``first_index`` and ``second_index`` are their places in the unrolled list of
     steps (of captured work: where it was captured), ``*_source`` the lines that issued them, ``*_on_host``
-    whether the host itself is meant. ``start`` and ``stop`` are the overlapping bytes of ``buffer``, for a
-    reuse of ``new_buffer``. ``values``: what the read may observe or, for two writes, what may be left.
-    ``why``: what orders the two nearly, or that nothing does. ``repair``: an edge that orders them, by its
-    name where it has one. ``count``: how many pairs like this one there are.
+    whether the host itself is meant, ``second_thread`` the host thread that issued the second. ``start`` and
+    ``stop`` are the overlapping bytes of ``buffer``, for a reuse of ``new_buffer``. ``values``: what the read
+    may observe or, for two writes, what may be left. ``why``: what orders the two nearly, or that nothing
+    does. ``repair``: an edge that orders them, by its name where it has one. ``count``: how many pairs like
+    this one there are.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Hazard:
     second_source: str = ""
     first_index: int = -1
     second_index: int = -1
+    second_thread: str = "host"
     first_on_host: bool = False
     second_on_host: bool = False
     numbered: bool = False
@@ -259,7 +261,7 @@ class Repair:
         return cls(
             kind,
             hazard.first_stream,
-            hazard.second_stream,
+            hazard.second_thread if kind == "hand over" else hazard.second_stream,
             hazard.first,
             hazard.second,
             hazard.first_index,
