@@ -2,12 +2,14 @@
 
 `decode` sets the model's decode steps through the device against the model as it is, `replay` a prepared step
 against the pyopencl calls that it makes, `import_time` a Python that imports the lab against one that does
-nothing. Each result carries its definition and its target.
+nothing; `verdicts` times the hazard analysis, in microseconds a launch. Each result carries its definition
+and its target.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import statistics
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from . import kernels, schedule
+from . import hazards, kernels, program, schedule
 from .decoding import PROMPT, attach, generate
 from .devices.base import Device
 from .devices.opencl import OpenCLDevice, OpenCLPlan
@@ -229,6 +231,53 @@ def _bare_loop(device: OpenCLDevice, plan: OpenCLPlan) -> Callable[[int], None]:
             main.flush()
 
     return loop
+
+
+def verdicts(*, launches: int = 1_000_000) -> list[Ratio]:
+    """Microseconds a launch that the hazard analysis takes in one pass over ``launches`` launches.
+
+    On the deferred step with its edges, over and over, its records and waits counted in; and on launches that
+    all read one weight and that nobody ever writes. What is kept must not grow on the way, which a test sees
+    to. Memory is not collected during a pass, as in `replay`.
+    """
+    unrolled = program.from_schedule(schedule.deferred(*SHAPE), 2)
+    weight = tuple(
+        program.Launch(f"layer {n % 30}", stream, (program.reads("W", 0, 64),))
+        for n, stream in zip(range(30), itertools.cycle(("a", "b")), strict=False)
+    )
+    streams = dict.fromkeys(("a", "b"), program.Stream())
+    loads = {
+        "hazards_step": (unrolled.steps, unrolled.streams, unrolled.buffers, "of deferred steps and edges"),
+        "hazards_weight": (weight, streams, {"W": 64}, "that read one weight"),
+    }
+    ratios = []
+    for name, (steps, on, buffers, what) in loads.items():
+        each = sum(isinstance(s, program.Launch) for s in steps)
+        samples = []
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            for _ in range(3):
+                checker = hazards.Checker(on, buffers)
+                start = time.perf_counter()
+                for _ in range(-(-launches // each)):
+                    checker.feed_all(steps)
+                samples.append(1e6 * (time.perf_counter() - start) / checker.launches)
+                if checker.verdict().hazards:
+                    raise LabError("bench: a clean schedule was found racy; no speed counts")
+        finally:
+            if collecting:
+                gc.enable()
+        ratios.append(
+            Ratio(
+                name,
+                f"microseconds a launch to judge {launches:,} launches {what} in one pass (median)",
+                statistics.median(samples),
+                3.0,
+                {"us_a_launch": samples},
+            )
+        )
+    return ratios
 
 
 def import_time(rounds: int = 15) -> Ratio:

@@ -330,7 +330,10 @@ def test_export_refuses_in_one_line(capsys, tiny, argv, words):
 
 # --- bench ---
 
-RATIOS = ("decode_sequential", "decode_fused", "decode_deferred", "replay_enqueue", "replay_done", "import")
+RATIOS = (
+    *("decode_sequential", "decode_fused", "decode_deferred", "replay_enqueue", "replay_done"),
+    *("hazards_step", "hazards_weight", "import"),
+)
 
 
 def test_bench_runs_quickly_and_tells_every_figure(capsys):
@@ -341,6 +344,7 @@ def test_bench_runs_quickly_and_tells_every_figure(capsys):
     assert told["not_measured"] == {}
     assert told["device"]["kind"] == "opencl"
     targets = {"decode_deferred": 0.8, "replay_enqueue": 1.5, "replay_done": 1.5, "import": 0.1}
+    targets |= {"hazards_step": 3.0, "hazards_weight": 3.0}
     for name, figure in told["ratios"].items():
         assert figure.keys() == {"definition", "value", "target", "met", "samples"}
         assert figure["target"] == targets.get(name)

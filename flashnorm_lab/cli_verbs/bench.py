@@ -1,6 +1,7 @@
-"""Measure the lab's own speed on this machine: decoding, replaying a step, importing.
+"""Measure the lab's own speed on this machine: decoding, replaying a step, judging hazards, importing.
 
-Every figure is a ratio or a difference of two sides that took turns in this very run.
+Every figure is a ratio or a difference of two sides that took turns in this very run, except the cost of a
+verdict, which is microseconds a launch.
 """
 
 import argparse
@@ -41,12 +42,13 @@ def run(options: argparse.Namespace) -> int:
         sizes: dict[str, dict[str, int]] = {
             "decode": {"tokens": 3, "rounds": 2},
             "replay": {"steps": 10, "rounds": 3},
+            "verdicts": {"launches": 1000},
             "import": {"rounds": 3},
         }
     else:
         loaded = models.smollm2(options.model)
         model, tokenizer, name = loaded.model, loaded.tokenizer, loaded.name
-        sizes = {"decode": {}, "replay": {}, "import": {}}
+        sizes = {"decode": {}, "replay": {}, "verdicts": {}, "import": {}}
     decoding.move(model, device)
     ratios = bench.decode(model, tokenizer, device, **sizes["decode"])
     left_out = {}
@@ -54,6 +56,7 @@ def run(options: argparse.Namespace) -> int:
         ratios += bench.replay(device, **sizes["replay"])
     else:
         left_out["replay"] = f"it is set against pyopencl calls, and the device is {device.kind}"
+    ratios += bench.verdicts(**sizes["verdicts"])
     ratios.append(bench.import_time(**sizes["import"]))
     if options.json:
         print(json.dumps(_as_dict(device, name, threads, options.quick, ratios, left_out)))
