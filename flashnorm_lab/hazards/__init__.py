@@ -66,13 +66,16 @@ def find(thing: Any, repeats: int = 2) -> tuple[Hazard, ...]:
     Pairs further apart than the nearest are ordered once the nearest are.
     """
     if isinstance(thing, Schedule):
-        return _named(thing, judge(programs.from_schedule(thing, _check_repeats(repeats))), repeats).hazards
+        return _named(thing, _judge_schedule(thing, _check_repeats(repeats)), repeats).hazards
     return judge(as_program(thing)).hazards
 
 
-def judge(program: Program) -> Verdict:
-    """The verdict on a program, without a search for what repairs it."""
-    return _repair.with_texts(_repair.judged(program))
+def judge(program: Program, length: int = 0) -> Verdict:
+    """The verdict on a program, without a search for what repairs it.
+
+    ``length``: of how many steps an iteration is, where the program is a loop that was written out.
+    """
+    return _repair.with_texts(_repair.judged(program, length))
 
 
 def as_program(thing: Any) -> Program:
@@ -106,7 +109,7 @@ def ordered(schedule: Schedule, first: str, second: str, distance: int = 0) -> b
         )
     checker.feed_all(unrolled.unrolled())
     mark, _ = clocks[first, 0]
-    return first != second and clocks[second, distance][1][mark[0]] >= mark[1]
+    return (first != second or distance > 0) and clocks[second, distance][1][mark[0]] >= mark[1]
 
 
 def order(thing: Any, first: str, second: str) -> Order:
@@ -147,7 +150,7 @@ def _check_repeats(repeats: int) -> int:
 
 def _check_schedule(schedule: Schedule, repeats: int) -> Verdict:
     program = programs.from_schedule(schedule, repeats)
-    verdict = _named(schedule, judge(program), repeats)
+    verdict = _named(schedule, _judge_schedule(schedule, repeats), repeats)
     if not verdict.hazards:
         return verdict.with_repair((), True, program)
     for edges in _repair.by_size(schedule.dropped):
@@ -159,8 +162,12 @@ def _check_schedule(schedule: Schedule, repeats: int) -> Verdict:
 
 def find_pairs(schedule: Schedule, repeats: int) -> set[tuple[Any, ...]]:
     """What identifies each hazard of a schedule."""
-    verdict = judge(programs.from_schedule(schedule, repeats))
-    return {_repair.key(h) for h in verdict.hazards}
+    return {_repair.key(h) for h in _judge_schedule(schedule, repeats).hazards}
+
+
+def _judge_schedule(schedule: Schedule, repeats: int) -> Verdict:
+    program = programs.from_schedule(schedule, repeats)
+    return judge(program, len(program) // repeats)
 
 
 def _named(schedule: Schedule, verdict: Verdict, repeats: int) -> Verdict:

@@ -49,9 +49,12 @@ class Checker(Findings, HeldSteps, Captures):
     """The analysis, one step at a time: `feed` the steps in the host's order, then ask for the `verdict`.
 
     ``streams``: name to `flashnorm_lab.program.Stream`. ``buffers``: name to bytes of those that are there
-    from the start (None: size not known). Memory is bounded by streams times live byte ranges, however many
-    steps there are. `feed` raises ``LabError``, naming the step, for one that cannot be: an unknown stream or
-    buffer, bytes outside a buffer, a free of what is not there, a host that would wait for ever.
+    from the start (None: size not known). ``length``: of how many steps one iteration is, where the steps are
+    a loop's; it tells apart waits for one event that have no source line.
+
+    Memory is bounded by streams times live byte ranges, however many steps there are. `feed` raises
+    ``LabError``, naming the step, for one that cannot be: an unknown stream or buffer, bytes outside a
+    buffer, a free of what is not there, a host that would wait for ever.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Checker(Findings, HeldSteps, Captures):
         buffers: Mapping[str, int | None] | None = None,
         name: str = "program",
         unseen: Iterable[str] = (),
+        length: int = 1,
     ) -> None:
         super().__init__(name, unseen)
+        self.length = length
         self._host("host")
         for stream, what in streams.items():
             self.add_stream(stream, what)
@@ -185,9 +190,8 @@ class Checker(Findings, HeldSteps, Captures):
         for event in step.after:
             self._check_event_name(step, event)
         if stream.kind == "out-of-order":
-            base = self._command_clock(stream, host)
-            clock = list(base)
-            self._take_after(step, base, clock, host)
+            clock = self._command_clock(stream, host)
+            self._take_after(step, clock, host)
             component = self._chain(stream, clock)
             stream.chains[component] = clock
         else:
@@ -230,20 +234,22 @@ class Checker(Findings, HeldSteps, Captures):
             stream.context.version = fresh()
 
     def _command_clock(self, stream: StreamState, host: Host) -> Clock:
-        """What a command of an out-of-order queue is behind, before its own wait list is looked at."""
-        self._judge_waits(stream, host)
-        if stream.version != host.version:
-            merge(stream.clock, host.clock)  # the queue's own clock: its last barrier, and the host
-            stream.version = host.version
-        return stream.clock
+        """What a command of an out-of-order queue is behind, before its own wait list is looked at.
 
-    def _take_after(self, step: Launch | Barrier, base: Clock, clock: Clock, host: Host) -> None:
+        The queue's own clock is that of its last barrier. What a host thread knows is for its own commands.
+        """
+        self._judge_waits(stream, host)
+        clock = stream.clock.copy()
+        merge(clock, host.clock)
+        return clock
+
+    def _take_after(self, step: Launch, clock: Clock, host: Host) -> None:
         """Put the wait list's events into a command's clock, and note which of them orders something new."""
         taken = []
         for name in step.after:
             event = self._usable(name, host)
             taken.append((self._site(step, name, step.stream), event[0] if event else []))
-        self._note_waits(taken, base)
+        self._note_waits(taken, clock)
         for _, other in taken:
             merge(clock, other)
 
@@ -262,7 +268,7 @@ class Checker(Findings, HeldSteps, Captures):
     def _all_of(self, stream: StreamState, host: Host) -> Clock:
         """The clock that stands for everything the stream was given, as the host's call finds it."""
         if stream.kind == "out-of-order":
-            clock = list(self._command_clock(stream, host))
+            clock = self._command_clock(stream, host)
             for chain in stream.chains.values():
                 merge(clock, chain)
             return clock
@@ -273,8 +279,14 @@ class Checker(Findings, HeldSteps, Captures):
     def _complete(
         self, event: str, clock: Clock, stream: str, last: Mark | None, step: Step, host: Host
     ) -> None:
-        self._events[event] = (clock.copy(), stream, last, step, host.name, host.tick)
+        # A command's own event has no name before the command is given, so it needs no hand-over.
+        self._events[event] = (clock.copy(), stream, last, step, "", host.tick)
+        self._rebind(event)
+
+    def _rebind(self, event: str) -> None:
+        """The event stands for something else from here on."""
         self._captured_events.discard(event)
+        self._late.pop(event, None)
 
     def _record(self, step: Record) -> None:
         try:
@@ -294,8 +306,8 @@ class Checker(Findings, HeldSteps, Captures):
         if not event:
             self._check_event_name(step, event)
         self._events[event] = (clock.copy(), stream.name, stream.last, step, host.name, host.tick)
-        if self._captured_events:
-            self._captured_events.discard(event)
+        if self._careful or self._captured_events:
+            self._rebind(event)
 
     def _wait(self, step: Wait) -> None:
         try:
@@ -314,13 +326,11 @@ class Checker(Findings, HeldSteps, Captures):
         for event in step.after:
             self._check_event_name(step, event)
             self._wait_for(event, stream, step, host)
-        if stream.kind != "out-of-order":
-            clock = self._all_of(stream, host)
-        elif step.after:
-            clock = self._command_clock(stream, host)
-        else:
+        if stream.kind == "out-of-order":
             clock = stream.clock
-            merge(clock, self._all_of(stream, host))
+            merge(clock, self._command_clock(stream, host) if step.after else self._all_of(stream, host))
+        else:
+            clock = self._all_of(stream, host)
         if step.event:
             self._complete(step.event, clock, stream.name, stream.last, step, host)
 
@@ -331,20 +341,20 @@ class Checker(Findings, HeldSteps, Captures):
     def _usable(self, name: str, host: Host) -> Event | None:
         """The event's latest record that is surely made before this call; None where there is none."""
         event = self._events.get(name)
-        if event is None or event[4] == host.name or host.known.get(event[4], -1) >= event[5]:
+        if event is None or event[4] in ("", host.name) or host.known.get(event[4], -1) >= event[5]:
             return event
         return None
 
     def _wait_for(self, name: str, stream: StreamState, step: Any, host: Host) -> None:
         event = self._events.get(name)
-        if event is not None and event[4] != host.name:
+        if event is not None and event[4] != host.name and event[4]:
             event = self._usable(name, host)
         if not stream.waits:
             if stream.version != host.version:
                 merge(stream.clock, host.clock)
                 stream.version = host.version
             stream.base = stream.clock.copy()
-        key = (stream.name, step.source or name)
+        key = (stream.name, step.source or (name, self._index % self.length))
         site = self._sites.get(key) or self._site(step, name, stream.name)
         if event is None:
             stream.waits.append((site, [], False))
@@ -367,7 +377,8 @@ class Checker(Findings, HeldSteps, Captures):
                 break
         else:
             return  # each has been of use before, and that settles it
-        others = stream.base
+        # A host thread, or a stream, that came since then has an entry that the older clock lacks.
+        others = stream.base + [0] * (len(stream.clock) - len(stream.base))
         if stream.kind == "legacy":
             others = others.copy()
             for other in stream.context.blocking:
@@ -399,7 +410,8 @@ class Checker(Findings, HeldSteps, Captures):
 
     def _site(self, step: Step, event: str, waiter: str) -> list[Any]:
         """The counts of one place in the program that orders: useful, orders nothing new; and the step."""
-        site = self._sites.get(key := (waiter, step.source or event))
+        key = (waiter, step.source or (event, self._index % self.length))
+        site = self._sites.get(key)
         if site is None:
             site = self._sites[key] = [0, 0, step, event, waiter, self._index]
         return site
@@ -422,8 +434,6 @@ class Checker(Findings, HeldSteps, Captures):
             raise self._refuse(step, "a query asks for a stream or for an event; give one of them")
         if step.done:
             self._host_waits(step, self._host(step.thread))
-        elif step.stream is not None:
-            self._all_of(self._stream(step), self._host(step.thread))
 
     def _host_waits(self, step: Synchronize | Query, host: Host) -> None:
         if step.stream is not None and step.event is not None:
@@ -435,11 +445,15 @@ class Checker(Findings, HeldSteps, Captures):
                 told.append((event[1], event[0], event[3]))
         else:
             streams = [self._stream(step)] if step.stream is not None else list(self._streams.values())
-            told += [(s.name, self._all_of(s, host), None) for s in streams]
+            if len(streams) == 1 and streams[0].kind == "legacy":
+                streams += streams[0].context.blocking
+            for stream in streams:
+                self._judge_waits(stream)
+                told += [(stream.name, clock, None) for clock in (stream.clock, *stream.chains.values())]
         site = self._site(step, step.event or step.stream or "", host.name)
         before = list(host.clock)
-        for stream, clock, recorded in told:
-            self._learn(host, clock, stream, step, recorded)
+        for name, clock, recorded in told:
+            self._learn(host, clock, name, step, recorded)
         site[host.clock == before] += 1
 
     def _host_access(self, step: HostRead | HostWrite) -> None:
@@ -495,7 +509,7 @@ class Checker(Findings, HeldSteps, Captures):
                         for read in reads.values():
                             if clock[read[0]] < read[1]:
                                 self._hazard("WAR", read, mark, a.buffer, segment)
-                        segment.reads = {}
+                        segment.reads = {key: mark} if reads.get(key) is mark else {}
                     segment.write = mark
                 else:
                     if write is mark:  # written by the same launch, which reads what was there before that
@@ -527,13 +541,32 @@ class Checker(Findings, HeldSteps, Captures):
             raise self._refuse(
                 step, f"bytes {start} to {stop} of {buffer.name} lie outside its {buffer.nbytes} bytes"
             )
-        if buffer.freed is not None:
+        if buffer.freed is not None and self._index < buffer.freed[2] and buffer.freed[3].how == "pool":
+            # Held until now, and issued before its buffer was given back.
+            if buffer.retired:
+                self._touch_reused(mark, access, buffer)
+                return ()
+        elif buffer.freed is not None:
             self._hazard("use after free", buffer.freed, mark, buffer.name,
                          Segment(buffer.base + start, buffer.base + stop))  # fmt: skip
             return ()
         segments = buffer.memory.between(buffer.base + start, buffer.base + stop)
         buffer.cache[start, stop] = segments
         return segments
+
+    def _touch_reused(self, mark: Mark, access: Access, buffer: BufferState) -> None:
+        """An access that was held while its bytes were handed out again."""
+        start, stop = buffer.base + access.start, buffer.base + access.stop
+        for segment in buffer.memory.between(start, stop):
+            owner = next(
+                (o.name for o in buffer.memory.users if o.base <= segment.start < o.base + o.nbytes), ""
+            )
+            others = [segment.write] if segment.write is not None else []
+            if access.writes:
+                others += segment.reads.values()
+            for other in others:
+                self._hazard("reuse", mark, other, buffer.name, segment, owner)
+            segment.old = (*segment.old, (mark, access.writes, buffer.name))[-READERS:]
 
     def _check_old(self, mark: Mark, access: Access, segment: Segment, clock: Clock) -> None:
         for old, wrote, name in segment.old:
@@ -593,13 +626,14 @@ class Checker(Findings, HeldSteps, Captures):
         buffer.memory.users.remove(buffer)
         freed = buffer.freed
         assert freed is not None
+        buffer.retired = True
         for segment in buffer.memory.between(buffer.base, buffer.base + buffer.nbytes):
             if freed[3].how == "pool":
-                past = [(m, False, buffer.name) for m in segment.reads.values()]
+                past = [(mark, False, buffer.name) for mark in segment.reads.values()]
                 past += [(segment.write, True, buffer.name)] * (segment.write is not None)
-                segment.old = (*segment.old, *past) if segment.write is None else tuple(past)
             else:
-                segment.old = ((freed, True, buffer.name),)
+                past = [(freed, True, buffer.name)]
+            segment.old = (*segment.old, *past)[-READERS:]
             segment.own(None)
 
     def _free(self, step: Free) -> None:
@@ -653,7 +687,7 @@ class Checker(Findings, HeldSteps, Captures):
                 Problem("capture not ended", f"capture of graph {capture.graph} on {capture.origin} is never "
                         "ended", capture.step.source, self._index)
             )  # fmt: skip
-        for event, step in self._unset.items():
+        for event, (_, step) in self._unset.items():
             held = sum(len(queue) for queue in self._held.values())
             if held:
                 problems.append(

@@ -75,6 +75,9 @@ class Findings(State):
     def _hazard(
         self, kind: str, first: Mark, second: Mark, buffer: str, segment: Segment, new: str = ""
     ) -> None:
+        if self._releasing and second[2] < first[2]:  # it was held, and the host gave it first
+            first, second = second, first
+            kind = {"RAW": "WAR", "WAR": "RAW"}.get(kind, kind)
         a, b = first[3], second[3]
         if type(a) is Allocate:
             kind = "use before allocation"
@@ -112,10 +115,10 @@ class Findings(State):
             return ()
         reader = first if kind == "WAR" else second
         if kind == "RAW":
-            older = (segment.before, segment.older) if segment.write is first else ()
-            writes = [first, *(write for write in older if write is not None)]
+            older = (segment.before, segment.older) if segment.write is first else (segment.write,)
+            writes = [first, *(write for write in older if write is not None and write is not first)]
         elif kind == "WAR":
-            writes = [second, *([segment.write] if segment.write else [])]
+            writes = [second, *([segment.write] if segment.write not in (None, second) else [])]
         else:
             writes = [second, first]
         told: list[str] = []

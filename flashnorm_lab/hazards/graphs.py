@@ -70,11 +70,9 @@ class Captures(State):
         """Take a step into the capture that it belongs to; tells whether it did."""
         kind = type(step)
         if kind in (Synchronize, Query):
+            broken = len(self._problems)
             self._sync_in_capture(step)
-            stream = self._streams.get(step.stream) if step.stream is not None else None
-            return (stream is not None and stream.capture is not None) or (
-                step.event is not None and self._event_capture(step.event) is not None
-            )
+            return len(self._problems) > broken  # a call that is refused waits for nothing
         if kind not in (Launch, Record, Wait, Barrier):
             if kind in (Allocate, Free) and step.stream is not None and self._stream(step).capture:
                 raise self._refuse(step, "allocations and frees inside a capture are not analysed; put them "

@@ -101,12 +101,24 @@ class Memory:
 
 
 class BufferState:
-    __slots__ = ("base", "cache", "extended", "free_clock", "freed", "memory", "name", "nbytes", "streams")
+    __slots__ = (
+        "base",
+        "cache",
+        "extended",
+        "free_clock",
+        "freed",
+        "memory",
+        "name",
+        "nbytes",
+        "retired",
+        "streams",
+    )
 
     def __init__(self, name: str, nbytes: int, memory: Memory, base: int) -> None:
         self.name, self.nbytes, self.memory, self.base = name, nbytes, memory, base
         self.cache: dict[tuple[int, int], tuple[Segment, ...]] = {}
         self.freed: Mark | None = None
+        self.retired = False  # whether somebody else has the bytes by now
         self.free_clock: Clock = []
         self.streams: dict[str, None] = {}  # that its life was extended to
         self.extended: Clock = []

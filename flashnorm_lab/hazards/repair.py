@@ -72,9 +72,9 @@ def by_size(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         yield from itertools.combinations(names, size)
 
 
-def judged(program: Program) -> Verdict:
+def judged(program: Program, length: int = 0) -> Verdict:
     """The verdict on a program, and nothing besides."""
-    checker = Checker(program.streams, program.buffers, program.name, program.unseen)
+    checker = Checker(program.streams, program.buffers, program.name, program.unseen, length or len(program))
     return checker.feed_all(program.unrolled()).verdict()
 
 

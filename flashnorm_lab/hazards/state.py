@@ -14,6 +14,7 @@ from .verdict import Problem
 if TYPE_CHECKING:
     from .findings import Found
     from .graphs import Capture, Graph
+    from .held import HeldStep, Late
     from .memory import BufferState, Memory
 
 Clock = list[int]
@@ -118,15 +119,16 @@ class State:
         self._captured_events: set[str] = set()
         self._captures: list[Capture] = []
         self._graphs: dict[str, Graph | None] = {}
-        self._unset: dict[str, Step] = {}
-        self._late: dict[str, int] = {}
-        self._held: dict[str, deque[tuple[Step, int, Host]]] = {}
+        self._unset: dict[str, tuple[Late, Step]] = {}
+        self._late: dict[str, Late] = {}
+        self._held: dict[str, deque[HeldStep]] = {}
         self._memories: dict[str, Memory] = {}
         self._buffers: dict[str, BufferState] = {}
         self._found: dict[tuple[Any, ...], Found] = {}
         self._problems: list[Problem] = []
-        self._sites: dict[tuple[str, ...], list[Any]] = {}
+        self._sites: dict[tuple[Any, ...], list[Any]] = {}
         self._index = -1
+        self._releasing = False  # whether a step is looked at that was put aside
         self._careful = False  # whether a capture is open or a user event is not set yet
 
     def _widen(self) -> int:

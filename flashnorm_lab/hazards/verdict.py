@@ -452,9 +452,9 @@ class Order:
 
 
 def source_text(source: str) -> str:
-    """The line of code at "file.py:31", where the file is there to be read; else nothing."""
+    """The line of code at "file.py:31", from Python's cache of lines or the file, else nothing."""
     file, _, number = source.rpartition(":")
-    if not file or not number.isdigit() or not Path(file).is_file():
+    if not file or not number.isdigit() or not (file in linecache.cache or Path(file).is_file()):
         return ""
     return linecache.getline(file, int(number)).strip()
 
