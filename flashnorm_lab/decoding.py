@@ -350,15 +350,16 @@ class Token:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Sites that were fresh, stale and torn while this token was computed."""
+        """Sites that were fresh, stale, torn and early while this token was computed."""
         return outcomes.count(self.judged.values())
 
 
 class Tally:
     """Outcomes added up over tokens, by site.
 
-    ``sites``: {site: {"fresh", "stale", "torn": times}} for every site that was judged. ``not_judged``: how
-    often a site had no outcome (see `Attached.judged`).
+    ``sites``: {site: {"fresh", "stale", "torn", "early": times}} for every site that was judged; "early"
+    stays 0, since a token's x comes after the site's last z. ``not_judged``: how often a site had no outcome
+    (see `Attached.judged`).
     """
 
     def __init__(self) -> None:
@@ -373,7 +374,7 @@ class Tally:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Fresh, stale and torn over all sites and tokens."""
+        """Fresh, stale, torn and early over all sites and tokens."""
         return _total(self.sites.values())
 
     @property
@@ -386,8 +387,8 @@ class Tally:
 
     @property
     def wrong_sites(self) -> dict[str, dict[str, int]]:
-        """The counts of those sites that were stale or torn at least once."""
-        return {name: counts for name, counts in self.sites.items() if counts["stale"] or counts["torn"]}
+        """The counts of those sites that were not fresh at least once."""
+        return {name: counts for name, counts in self.sites.items() if sum(counts.values()) > counts["fresh"]}
 
 
 def _total(many: Iterable[Mapping[str, int]]) -> dict[str, int]:

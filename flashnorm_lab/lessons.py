@@ -546,7 +546,8 @@ class Spoken:
 
     @property
     def outcomes(self) -> np.ndarray:
-        """int8 [tokens - 1, sites] for the tokens from 1 on: 0 fresh, 1 stale, 2 torn, -1 not judged."""
+        """int8 [tokens - 1, sites] for the tokens from 1 on: 0 fresh, 1 stale, 2 torn, 3 early, -1 not
+        judged."""
         found = np.full((len(self.said) - 1, len(self.sites)), -1, np.int8)
         for row, token in enumerate(self.said[1:]):
             for column, site in enumerate(self.sites):

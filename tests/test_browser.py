@@ -115,6 +115,53 @@ def test_the_worst_case_is_stale_in_every_step(lab):
     lab.check_no_complaint()
 
 
+def test_one_hazard_is_forced_and_then_once_more_with_its_repair(lab):
+    for edge in EDGES:
+        lab.set_edge(edge, edge != "fork_matrix")
+    lab.until(lambda: "without fork_matrix" in lab.verdict())
+    lab.until(lambda: "Running" not in lab.panel.inner_text())
+    ahead = lab.panel.get_by_label("fetch x ahead")
+    ahead.check()
+    lab.until(lambda: "WAR on r" in lab.verdict())
+    hazards = lab.panel.locator(".widget-dropdown", has_text="Hazard").locator("select")
+    names = [name.replace("\xa0", " ") for name in hazards.locator("option").all_inner_texts()]
+    assert names == [
+        "WAR on x: next copy x before inv_rms",
+        "WAR on y: next projection before post_scale",
+        "WAR on r: next inv_rms before post_scale",
+    ]
+    worst = lab.panel.get_by_role("button", name="Force the worst case")
+    assert worst.is_disabled()
+    assert worst.get_attribute("title").startswith("nothing to force")
+    hazards.select_option(index=1)
+    force = lab.panel.get_by_role("button", name="Force it", exact=False).first
+    told = "hold post_scale until projection of the next step is done"
+    lab.until(lambda: force.get_attribute("title") == told)
+    below = lab.panel.locator(".js-plotly-plot").nth(1)
+
+    def height():
+        return below.bounding_box()["y"] - lab.panel.bounding_box()["y"]
+
+    before = height()
+    force.focus()
+    lab.page.keyboard.press("Enter")
+    lab.until(lambda: "16 early" in lab.outcome())
+    assert "Step t: post_scale read y of step t+1 and r of step t: early, 16 times." in lab.outcome()
+    lab.until(lambda: "post_scale: early" in lab.timeline())
+    assert abs(height() - before) < 1  # the answer moved nothing that is below it
+    lab.page.keyboard.press("Tab")
+    assert lab.page.evaluate("document.activeElement.innerText").endswith("Force it with the repair")
+    lab.page.keyboard.press("Space")
+    lab.until(lambda: "with fork_matrix put back" in lab.outcome() and "32 fresh" in lab.outcome())
+    assert "projection of the next step waited for it" in lab.outcome()
+    assert abs(height() - before) < 1
+    lab.until(lambda: "post_scale: early" not in lab.timeline())
+    ahead.uncheck()
+    lab.set_edge("fork_matrix", True)
+    lab.until(lambda: "No hazard" in lab.verdict())
+    lab.check_no_complaint()
+
+
 def test_export_leaves_a_valid_file_and_a_link(lab):
     lab.panel.get_by_role("button", name="Export the timeline").click()
     link = lab.panel.get_by_role("link", name="Download it")

@@ -66,7 +66,8 @@ def test_the_unit_check_passes_whatever_is_missing_and_tells_why(model, device, 
         buffer = "r" if wiring == "vector" else "y"
         assert found.saw["held"] == {buffer: 5}
         assert found.saw["wrong_after_another"] == chosen
-        assert found.saw["outcomes_after_another"] == {"fresh": 5 - chosen, "stale": chosen, "torn": 0}
+        counts = {"fresh": 5 - chosen, "stale": chosen, "torn": 0, "early": 0}
+        assert found.saw["outcomes_after_another"] == counts
         assert f"{buffer} already held the right values at 5 of 5 sites" in found.why
         assert f"on another input {chosen} of 5 give wrong values" in found.why
 
@@ -78,7 +79,7 @@ def test_the_unit_check_catches_every_wiring_if_it_warms_up_on_another_input(mod
         late = 0 if wiring == "all edges" else len(attached.chosen)
     assert found.passes == (wiring == "all edges")
     assert found.saw["wrong"] == found.saw["wrong_after_another"] == late
-    assert found.saw["outcomes"] == {"fresh": 5 - late, "stale": late, "torn": 0}
+    assert found.saw["outcomes"] == {"fresh": 5 - late, "stale": late, "torn": 0, "early": 0}
     assert set(found.saw["held"].values()) <= {0}
     if late:
         assert found.why == f"{late} of 5 sites gave wrong values; the call before had another input."

@@ -83,7 +83,7 @@ def test_race_with_all_edges_is_fresh(capsys):
 def test_race_forced_is_stale_in_every_step(capsys):
     told = as_json(capsys, "race", "--steps", "6", "--n", "64", "--k", "48", *WORST)
     assert (told["fresh"], told["stale"], told["torn"]) == (0, 6, 0)
-    assert told["forced"] == {"hold": "projection", "until": "post_scale"}
+    assert told["forced"] == {"hold": "projection", "until": "post_scale", "distance": 0}
     assert {h["repair"] for h in told["hazards"]} == {"join_matrix"}
     out = run(capsys, "race", "--steps", "6", "--n", "64", "--k", "48", *WORST)
     assert "0 fresh, 6 stale, 0 torn of 6 steps" in out
@@ -98,6 +98,40 @@ def test_race_takes_its_other_options(capsys, tmp_path):
     assert "2 tokens, n=33, k=17" in out
     assert f"timeline  {path}" in out
     assert len(timeline.open(path).spans(name="spin", lane="matrix")) == 3
+
+
+SMALL = ("race", "--steps", "6", "--n", "64", "--k", "48")
+
+
+def test_race_forces_across_steps(capsys):
+    out = run(capsys, *SMALL, "--drop", "fork_matrix", "--force", "post_scale:projection+1")
+    assert "forced    post_scale held until projection of the next step is done\n" in out
+    assert "result    3 fresh, 3 stale, 0 torn of 6 steps\n" in out
+    told = as_json(capsys, *SMALL, "--drop", "fork_matrix", "--force", "post_scale:projection+1", "--ahead")
+    assert told["schedule"]["name"] == "prefetched"
+    assert told["forced"] == {"hold": "post_scale", "until": "projection", "distance": 1}
+    assert told["per_step"] == ["early", "fresh"] * 3
+    assert (told["early"], told["sources"]) == (3, ["y of step t+1, r of step t"])
+
+
+def test_race_forces_every_hazard_in_turn(capsys):
+    out = run(capsys, *SMALL, "--drop", "fork_matrix", "--force", "each")
+    assert out.endswith(
+        "forced    one by one, 6 steps each; then the same with fork_matrix put back\n"
+        "  copy x held until projection is done: "
+        "0 fresh, 6 stale, 0 torn; repaired: 6 fresh, 0 stale, 0 torn\n"
+        "  post_scale held until projection of the next step is done: "
+        "3 fresh, 3 stale, 0 torn; repaired: 6 fresh, 0 stale, 0 torn\n"
+    )
+    told = as_json(capsys, *SMALL, "--drop", "fork_matrix", "--ahead", "--force", "each")
+    assert [proof["forced"]["hold"] for proof in told["proofs"]] == ["inv_rms", "post_scale", "post_scale"]
+    assert all(proof["holds"] for proof in told["proofs"])
+    assert all(proof["wrong"]["early"] == 3 for proof in told["proofs"])
+    assert all(proof["repaired"]["fresh"] == 6 for proof in told["proofs"])
+    assert [proof["hazard"] for proof in told["proofs"]] == told["hazards"]
+    assert (told["schedule"], told["dropped"]) == ("prefetched", ["fork_matrix"])
+    assert "forced    nothing: there is no hazard\n" in run(capsys, *SMALL, "--force", "each")
+    assert as_json(capsys, *SMALL, "--force", "each")["proofs"] == []
 
 
 @pytest.mark.parametrize(
@@ -115,6 +149,12 @@ def test_race_takes_its_other_options(capsys, tmp_path):
         (("--device", "opencl:nope"), "'nope'"),
         (("--force", "projection"), "HOLD:UNTIL"),
         (("--force", "projection:post_scale"), "forbid it"),
+        (("--force", "post_scale:projection+1"), "until projection of the next step is done"),
+        (("--force", "post_scale:projection+x"), "HOLD:UNTIL+N"),
+        (("--steps", "1", "--drop", "fork_matrix", "--force", "each"), "spans 2 steps, and 1 runs"),
+        (("--force", "each", "--nvtx"), "--force each makes many runs"),
+        (("--force", "each", "--export", "race.json"), "--force each makes many runs"),
+        (("--schedule", "fused", "--ahead"), "cannot fetch x ahead"),
         (("--export", "/nowhere/at/all/race.json", "--steps", "1"), "/nowhere/at/all"),
     ],
 )
@@ -153,7 +193,7 @@ def test_speak_without_an_edge_tells_where_it_was_stale(capsys, tiny):
     assert told["text"] != told["reference"]
     assert told["text"][: told["first_divergence"]] == told["reference"][: told["first_divergence"]]
     assert tuple(told["sites"]) == (SITES[0], SITES[1], SITES[4])
-    assert told["sites"]["head"].keys() == {"fresh", "stale", "torn"}
+    assert told["sites"]["head"].keys() == {"fresh", "stale", "torn", "early"}
     assert sum(counts["stale"] for counts in told["sites"].values()) == told["stale"] > 25
     assert told["kinds"]["head"] == told["sites"]["head"]
     assert told["forced"] == {"hold": "projection", "until": "post_scale"}

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from fake_cupy import CUDARuntimeError, FakeCupy
+from test_race import FORCED, forced_ids, told, wired
 
 from flashnorm_lab import algebra, compiling, devices, hazards, kernels, race, schedule
 from flashnorm_lab.devices import cuda
@@ -158,7 +159,7 @@ def test_torch_s_current_stream_is_main_where_torch_has_the_gpu(cupy, device, mo
 def test_with_all_edges_every_legal_order_is_fresh(cupy, device, built, order):
     cupy.order = order
     result = race.run(device, built, steps=8, record=False)
-    assert result.counts == {"fresh": 8, "stale": 0, "torn": 0}
+    assert result.counts == {"fresh": 8, "stale": 0, "torn": 0, "early": 0}
 
 
 @pytest.mark.parametrize(
@@ -323,9 +324,27 @@ def test_memory_that_does_not_fit_is_refused(device, name, given, message):
 def test_the_worst_case_of_each_missing_edge_is_stale_in_every_step(cupy, device, edge):
     built = schedule.deferred(1, 24, 9).without(edge)
     result = race.run(device, built, steps=5, force="worst", record=False)
-    assert result.counts == {"fresh": 0, "stale": 5, "torn": 0}
+    assert result.counts == {"fresh": 0, "stale": 5, "torn": 0, "early": 0}
     assert cupy.calls.count(("host function", MATRIX if edge == "join_matrix" else
                              VECTOR if edge == "join_vector" else MAIN)) == 5  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [LUCKY, UNLUCKY], ids=["lucky", "unlucky"])
+@pytest.mark.parametrize("case", FORCED, ids=map(forced_ids, FORCED))
+def test_every_hazard_forced_and_repaired_is_as_on_any_other_device(cupy, device, case, order):
+    ahead, edge, (kind, buffer), _, offsets = case
+    cupy.order = order  # what the force leaves open, the host's own order decides
+    built = wired(ahead, edge, shape=(1, 24, 9))
+    (hazard,) = [h for h in hazards.find(built) if (h.kind, h.buffer) == (kind, buffer)]
+    proof = race.prove(device, built, hazard, steps=5, record=False)
+    groups = 5 // len(offsets)
+    wanted = [told(*o) for o in offsets] * groups + [("fresh", "")] * (5 % len(offsets))
+    assert [(o.label, o.source) for o in proof.wrong.outcomes] == wanted
+    assert proof.repaired.right
+    held = {"copy x": MATRIX if ahead else MAIN, "projection": MATRIX, "inv_rms": VECTOR, "post_scale": MAIN}
+    assert [c for c in cupy.calls if c[0] == "host function"] == 2 * groups * [
+        ("host function", held[proof.force.hold])
+    ]
 
 
 def test_the_gate_opens_before_the_host_waits_for_main(device):
@@ -352,8 +371,8 @@ def test_the_gate_opens_before_the_host_waits_for_the_held_stream(device):
 def test_a_force_that_does_not_come_about_is_given_up_and_the_gate_opened(cupy, device, monkeypatch):
     monkeypatch.setattr(cuda, "FORCE_LIMIT_S", 0.05)
     plan = device.prepare(schedule.deferred(1, 24, 9).without("join_matrix"))
-    cupy.stuck.add(MAIN)
-    with pytest.raises(LabError, match=r"post_scale was not done within 0\.05 s while projection was held"):
+    cupy.stuck.add(VECTOR)
+    with pytest.raises(LabError, match=r"inv_rms was not done within 0\.05 s while projection was held"):
         plan.run(1, "projection:post_scale")
     cupy.stuck.clear()
     device.wait()
@@ -479,6 +498,19 @@ def test_a_forced_recording_shows_the_wait_of_the_host(device, profiler):
     frame = plan.record(2, "projection:post_scale").frame()
     assert list(frame[frame.category == "synchronize"].name) == ["wait for every stream"] * 3
     assert device.recorder is None
+
+
+def test_a_recording_forced_across_steps_keeps_the_steps_apart(device, profiler):
+    plan = device.prepare(schedule.deferred(1, 24, 9).without("join_matrix"), steps=5)
+    timeline = plan.record(5, "projection:copy x+1")
+    frame = timeline.frame()
+    spans = frame[frame.kind == "device"]
+    work = [s.name for s in plan.schedule.steps if isinstance(s, Launch | Copy)]
+    assert list(zip(spans.step, spans.name, strict=True)) == [(t, name) for t in range(5) for name in work]
+    assert list(frame[frame.category == "range"].name) == [f"step {t}" for t in range(5)]
+    # One wait behind each group, two whole ones and the step that is left; and the recording's own.
+    assert list(frame[frame.category == "synchronize"].name) == ["wait for every stream"] * 4
+    assert timeline.meta["force"] == "projection:copy x+1"
 
 
 def test_the_clock_error_covers_work_that_seems_to_start_before_its_launch(device, profiler):

@@ -102,7 +102,7 @@ def test_every_schedule_writes_the_stock_models_text(device, kind, tied):
         assert attached.runs == 23 * len(SITES)
     assert ids(through) == ids(stock)
     assert "".join(t.text for t in through) == Letters().decode(ids(stock))
-    assert [t.counts for t in through[1:]] == [{"fresh": 5, "stale": 0, "torn": 0}] * 23
+    assert [t.counts for t in through[1:]] == [{"fresh": 5, "stale": 0, "torn": 0, "early": 0}] * 23
     assert all(t.finite and t.seconds > 0 for t in through)
 
 
@@ -274,7 +274,8 @@ def test_a_token_that_was_broken_off_is_forgotten(model, device):
         first = decoding.prompt_ids(Letters(), PROMPT)
         _, cache = decoding.forward(model, first, None, attached)
         decoding.forward(model, torch.tensor([[7]]), cache, attached)  # and never finished
-        assert written(model, 2, attached=attached)[1].counts == {"fresh": 5, "stale": 0, "torn": 0}
+        counts = written(model, 2, attached=attached)[1].counts
+        assert counts == {"fresh": 5, "stale": 0, "torn": 0, "early": 0}
 
 
 def test_a_site_whose_input_overflowed_is_not_judged(model, device):
@@ -405,12 +406,12 @@ def test_a_tally_adds_up():
     tally.add(
         {"layers.0.qkv": outcome["torn"], "layers.1.qkv": outcome["fresh"], "head": outcome["fresh"]}, 3
     )
-    assert tally.counts == {"fresh": 3, "stale": 1, "torn": 1}
+    assert tally.counts == {"fresh": 3, "stale": 1, "torn": 1, "early": 0}
     assert tally.kinds == {
-        "qkv": {"fresh": 1, "stale": 1, "torn": 1},
-        "head": {"fresh": 2, "stale": 0, "torn": 0},
+        "qkv": {"fresh": 1, "stale": 1, "torn": 1, "early": 0},
+        "head": {"fresh": 2, "stale": 0, "torn": 0, "early": 0},
     }
-    assert tally.wrong_sites == {"layers.0.qkv": {"fresh": 0, "stale": 1, "torn": 1}}
+    assert tally.wrong_sites == {"layers.0.qkv": {"fresh": 0, "stale": 1, "torn": 1, "early": 0}}
     assert tally.not_judged == 1
 
 
@@ -462,7 +463,7 @@ def test_without_join_matrix_the_talks_prompt_is_spoken_wrong_and_where_is_told(
     assert tally.counts["stale"] > 0.95 * 15 * 61
     assert sum(tally.counts.values()) + tally.not_judged == 15 * 61
     assert tally.kinds.keys() == {"qkv", "gate_up", "head"}
-    assert tally.kinds["head"] == {"fresh": 0, "stale": 15, "torn": 0}
+    assert tally.kinds["head"] == {"fresh": 0, "stale": 15, "torn": 0, "early": 0}
 
 
 @pytest.mark.model
@@ -471,12 +472,12 @@ def test_a_late_head_doubles_the_words_of_the_talks_prompt(speaker, device):
     with decoding.attach(speaker.model, device, judge=True, **wiring) as attached:
         said = list(decoding.generate(speaker.model, speaker.tokenizer, TALK, 4, attached=attached))
     assert "".join(t.text for t in said) == " it it enabled allowed"
-    assert all(t.counts == {"fresh": 60, "stale": 1, "torn": 0} for t in said[1:])
+    assert all(t.counts == {"fresh": 60, "stale": 1, "torn": 0, "early": 0} for t in said[1:])
     assert said[1].judged["head"].label == "stale"
 
 
 def test_a_token_is_a_plain_record():
     token = decoding.Token(1, 2, "x", 0.5, {})
-    assert token.counts == {"fresh": 0, "stale": 0, "torn": 0}
+    assert token.counts == {"fresh": 0, "stale": 0, "torn": 0, "early": 0}
     with pytest.raises(dataclasses.FrozenInstanceError):
         token.id = 3

@@ -13,8 +13,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from test_race import FORCED, forced_ids
 
-from flashnorm_lab import algebra, devices, kernels, schedule
+from flashnorm_lab import algebra, devices, kernels, race, schedule
 from flashnorm_lab.devices import base, opencl
 from flashnorm_lab.devices.base import Force
 from flashnorm_lab.errors import LabError
@@ -248,6 +249,65 @@ def test_the_forced_order_makes_every_step_stale_by_exactly_one(device, edge):
     same(plan.read("zs"), y * r)
 
 
+@pytest.mark.parametrize("case", FORCED, ids=map(forced_ids, FORCED))
+def test_every_hazard_forced_gives_what_was_worked_out_and_its_repair_what_is_right(device, case):
+    """Seven steps; the one before the first has left its x, y and r, and the last may have no partner."""
+    ahead, edge, _, force, offsets = case
+    numbers = Numbers(8)
+    whole = race.prefetched(deferred()) if ahead else deferred()
+    size = len(offsets)
+    for built, anyway in ((whole.without(edge), False), (whole, True)):
+        plan = numbers.put(device.prepare(built, steps=8))
+        plan.write("xs", np.roll(numbers.xs, -1, axis=0))
+        for name, values in {"x": numbers.xs, "y": numbers.y, "r": numbers.r[..., 0]}.items():
+            plan.write(name, values[0])
+        plan.run(7, force, anyway)
+        zs = plan.read("zs")
+        for t in range(7):
+            y, r = (0, 0) if anyway or t >= 7 - 7 % size else offsets[t % size]
+            same(zs[t], numbers.y[1 + t + y] * numbers.r[1 + t + r])
+        assert np.isnan(zs[7]).all()
+
+
+@pytest.mark.parametrize("record", [False, True], ids=["run", "recorded"])
+def test_a_force_across_steps_keeps_step_and_row_apart(device, record):
+    numbers = Numbers(3)
+    built = race.prefetched(deferred()).without("fork_matrix")
+    plan = numbers.put(device.prepare(built, steps=3))
+    timeline = plan.record(6, "post_scale:projection+1") if record else plan.run(6, "post_scale:projection+1")
+    steps_3_to_5 = np.stack([numbers.z[0], numbers.y[2] * numbers.r[1], numbers.z[2]])
+    same(plan.read("zs"), steps_3_to_5)
+    if record:
+        frame = timeline.frame()
+        spans = frame[frame.kind == "device"]
+        assert sorted(zip(spans.step, spans.name, strict=True)) == sorted(
+            (t, s.name) for t in range(6) for s in built.steps if isinstance(s, Launch | Copy)
+        )
+        assert list(frame[frame.category == "range"].name) == [f"step {t}" for t in range(6)]
+        assert timeline.meta["force"] == "post_scale:projection+1"
+
+
+@pytest.mark.parametrize("force", ["projection:post_scale", "post_scale:projection+1", "copy x:copy z+1"])
+def test_a_host_that_waits_for_a_held_stream_lets_it_go_first(device, force):
+    numbers = Numbers(1)
+    io = "stream" if "copy" in force else "host"
+    plan = numbers.put(device.prepare(deferred(io=io)))
+    if io == "host":
+        plan.write("x", numbers.xs[0])
+    plan.run(4, force, anyway=True)
+    same(plan.read("z"), numbers.z[0])
+
+
+def test_after_a_forced_run_nothing_is_held_any_more(device):
+    numbers = Numbers(4)
+    plan = numbers.put(device.prepare(deferred(), steps=4))
+    plan.run(4, "post_scale:projection+1", anyway=True)
+    plan.rewind()
+    plan.write("zs", np.zeros((4, TOKENS, K)))
+    plan.run(4)
+    same(plan.read("zs"), numbers.z)
+
+
 def test_an_order_that_the_edges_want_anyway_may_be_forced(device):
     numbers = Numbers(3)
     plan = numbers.put(device.prepare(deferred(), steps=3))
@@ -274,8 +334,19 @@ def test_what_the_edges_forbid_is_refused(wiring):
                 base.check_force(built, force)
         else:
             assert base.check_force(built, force) == Force(*force.split(":"))
+        assert base.check_force(built, force, anyway=True) == Force(*force.split(":"))
     with pytest.raises(LabError, match="cannot be held until copy z is done"):
         base.check_force(built, "post_scale:copy z")  # one stream, whatever the edges
+    for ahead, edge, _, force, offsets in FORCED:
+        if ahead or len(offsets) == 1:
+            continue
+        if edge in wiring:
+            with pytest.raises(LabError, match=r"held until (copy x|projection|inv_rms) of the next step is"):
+                base.check_force(built, force, steps=2)
+        else:
+            assert str(base.check_force(built, force, steps=2)) == force
+    with pytest.raises(LabError, match="cannot be held until projection 3 steps later is done: projection"):
+        base.check_force(deferred(), "post_scale:projection+3", steps=4)
 
 
 @pytest.mark.parametrize("edge", EDGES)
@@ -401,6 +472,11 @@ def test_a_device_tells_what_it_is(device):
         (lambda d, p: p.run(1, "matmul:post_scale"), "there is no launch or copy 'matmul' in the deferred"),
         (lambda d, p: p.run(1, Force("projection", "relu")), "there is no launch or copy 'relu'"),
         (lambda d, p: p.run(1, "inv_rms:inv_rms"), "inv_rms cannot be held until it is done itself"),
+        (lambda d, p: p.run(2, "inv_rms:inv_rms+1"), "inv_rms cannot be held until it is done itself"),
+        (lambda d, p: p.run(1, "copy z:projection+1"), r"copy z:projection\+1 spans 2 steps, and 1 runs"),
+        (lambda d, p: p.run(3, "copy z:projection+3", True), "spans 4 steps, and 3 run at a time here"),
+        (lambda d, p: p.record(1, "copy z:projection+1"), "spans 2 steps"),
+        (lambda d, p: p.run(9, "copy z:projection+-1"), r"N in HOLD:UNTIL\+N is a number of steps"),
         (lambda d, p: d.prepare(deferred(), share={"W": np.zeros(3)}), "has no buffer 'W'"),
         (lambda d, p: d.prepare(deferred(), share={"r": np.zeros(3, np.float32)}), r"r has shape \[3\]"),
         (

@@ -1,6 +1,7 @@
 """Figures: what they show, that nothing is told by colour alone, and that texts stay texts."""
 
 import io
+import itertools
 import subprocess
 import sys
 
@@ -263,10 +264,70 @@ def test_stale_map_states_and_counts():
     (heat,) = figure.data
     assert heat.z.tolist() == mask.tolist()
     assert list(heat.colorbar.ticktext) == ["fresh", "stale", "neither"]
-    assert [heat.colorscale[i][1] for i in (0, 2, 4)] == list(figures.STATE_COLOURS)
+    assert [heat.colorscale[i][1] for i in (0, 2, 4)] == list(figures.STATE_COLOURS[:3])
     assert (heat.zmin, heat.zmax) == (-0.5, 2.5)
     assert texts(figure) == ["0", "50.0 %", "100.0 %", "not fresh"]
     assert figure.layout.title.subtitle.text == "3 steps of 8 elements · 12 fresh, 11 stale, 1 neither"
+
+
+def test_stale_map_has_early_in_its_key_only_where_it_occurs():
+    mask = np.zeros((2, 2, 4), dtype=np.int8)
+    mask[0, :, 1] = (1, 3)
+    mask[0, :, 2] = (3, 2)
+    mask[1, 0] = 3
+    figure = figures.stale_map(mask)
+    (heat,) = figure.data
+    assert heat.z.tolist() == [[0, 3, 2, 0], [3, 3, 3, 3]]
+    assert list(heat.colorbar.ticktext) == list(figures.STATES) == ["fresh", "stale", "neither", "early"]
+    assert [heat.colorscale[i][1] for i in (0, 2, 4, 6)] == list(figures.STATE_COLOURS)
+    assert [round(stop[0], 9) for stop in heat.colorscale] == [0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75, 1]
+    assert (heat.zmin, heat.zmax) == (-0.5, 3.5)
+    assert "%{customdata[3]} early" in heat.hovertemplate
+    assert texts(figure)[:2] == ["50.0 %", "50.0 %"]
+    subtitle = figure.layout.title.subtitle.text
+    assert subtitle.endswith("8 fresh, 1 stale, 1 neither, 6 early")
+
+
+def test_states_and_outcomes_differ_without_colour():
+    def light(colour):
+        """Relative luminance of "#RRGGBB", as WCAG 2 defines it."""
+        parts = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+
+    lights = sorted(light(colour) for colour in figures.STATE_COLOURS)
+    assert all((b + 0.05) / (a + 0.05) > 1.5 for a, b in itertools.pairwise(lights))
+    for place in (0, 1, 2):
+        assert len({style[place] for style in figures.OUTCOME_STYLE.values()}) == 4
+    for place in (0, 1):
+        assert len({mark[place] for mark in figures.MARKS.values()}) == 3
+
+
+def early_timeline():
+    """Two steps; the second one's projection was done before the first one's post_scale read y."""
+    build = TimelineBuilder()
+    for step in (0, 1):
+        build.span("projection", "matrix", 1000 + 4000 * step, 3000, "kernel", step=step)
+    build.span("post_scale", "main", 9000, 1000, "kernel", step=0, outcome="early")
+    build.span("post_scale", "main", 11000, 1000, "kernel", step=1, outcome="fresh")
+    return build.build()
+
+
+def test_early_is_hatched_labelled_and_led_back_to_what_came_too_soon():
+    t = early_timeline()
+    by_name = traces(figures.timeline(t))
+    assert by_name["early"].marker.pattern.shape == figures.OUTCOME_STYLE["early"][1] != ""
+    assert "input not done yet" not in by_name
+    line = by_name["input replaced already"]
+    assert list(line.x) == [8.0, 8.0, 7.0, None]  # from post_scale's begin back to the end of projection 1
+    assert line.hovertext[0] == "post_scale began 1,000 ns after projection of step 1 was done"
+    (labels,) = figures.timeline(t).select_traces({"mode": "markers+text"})
+    assert list(labels.text) == ["<b>post_scale: early</b>"]
+    assert list(labels.marker.symbol) == ["triangle-up"]
+    assert figures.timeline(t).layout.title.subtitle.text.endswith("1 fresh, 1 early")
+    assert "input replaced already" not in traces(figures.timeline(t, 0))  # what is not shown is not led to
+    (axes,) = figures.timeline_static(t).axes
+    assert "post_scale: early" in {text.get_text() for text in axes.texts}
 
 
 def test_stale_map_bins_many_outputs_and_keeps_the_worst():
@@ -289,7 +350,7 @@ def test_stale_map_bins_many_outputs_and_keeps_the_worst():
     ("mask", "k", "message"),
     [
         (np.zeros((2, 3)), None, "something else than 0"),
-        (np.full((2, 3), 3), None, "something else than 0"),
+        (np.full((2, 3), 4), None, "something else than 0"),
         (np.zeros((2, 3), dtype=int), 4, "k=4"),
         (np.zeros((0, 3), dtype=int), 3, r"shape \(0, 3\)"),
         (np.zeros((1, 1, 1, 1), dtype=int), 1, r"shape \(1, 1, 1, 1\)"),
@@ -307,6 +368,7 @@ def test_outcome_counts_are_told_in_numbers():
     assert list(bar.text) == ["1 (25 %)", "3 (75 %)", "0 (0 %)"]
     assert len(set(bar.marker.pattern.shape)) == 3
     assert list(figures.outcome_counts({}).data[0].text) == ["0", "0", "0"]
+    assert list(figures.outcome_counts({"early": 1}).data[0].y) == ["fresh", "stale", "torn", "early"]
     with pytest.raises(LabError, match="'rotten': 1"):
         figures.outcome_counts({"rotten": 1})
 

@@ -22,6 +22,7 @@ NAMES = (
     "04_two_streams_and_a_missing_edge",
     "05_the_model_that_spoke_backwards",
     "06_timelines",
+    "07_races_in_your_own_code",
 )
 WITH_MODEL = ("02", "05", "06")
 NOTEBOOK_S = 900
@@ -199,7 +200,7 @@ def see_04(code, folder):
     assert [line.split(":")[0] for line in told] == ["RAW on y", "WAR on x"]
     assert all(line.endswith("Repair: join_matrix.") for line in told)
     counts = ast.literal_eval(text_of(code[3]))
-    assert list(counts) == ["fresh", "stale", "torn"]
+    assert list(counts) == ["fresh", "stale", "torn", "early"]
     assert sum(counts.values()) == 32
 
 
@@ -228,3 +229,19 @@ def see_06(code, folder):
     assert "launches" in text_of(code[1])
     assert text_of(code[-1]) == "True"
     assert len(timeline.open(folder / "deferred_step.json")) > 0
+
+
+def see_07(code, folder):
+    from flashnorm_lab import hazards, schedule_file
+
+    assert "use may read y before make has written it" in str(figure_of(code[0])["layout"])
+    assert "main.wait_event(make_done)" in text_of(code[1])
+    recorded, repaired = text_of(code[3]), text_of(code[4])
+    assert "2 launches, 1 hazard" in recorded
+    assert "cl.enqueue_barrier(main, wait_for=[make_done])" in recorded
+    assert "2 launches, no hazard" in repaired
+    assert "not answered yet" in text_of(code[5])
+    assert "use read in y what was there at the start instead of what make wrote" in text_of(code[6])
+    assert "every launch observed what it should" in text_of(code[6])
+    saved = schedule_file.load(folder / "mine.json")
+    assert [h.kind for h in hazards.find(saved)] == ["RAW"]

@@ -130,7 +130,7 @@ def test_a_viewer_finds_tracks_slices_and_arrows(tmp_path):
         "main",
         "matrix",
         "vector",
-        "stale and torn results",
+        "results that are not fresh",
     ]
     process = next(e for e in rows if e["name"] == "process_name")
     assert process["args"]["name"] == "deferred, a made-up device, modelled"
@@ -170,6 +170,14 @@ def test_stale_and_torn_are_told_in_words_and_in_colour(tmp_path):
         ("post_scale", "kernel", "torn", "bad"),
         ("torn: post_scale", "outcome", "torn", "bad"),
     ]
+    early = t.with_outcomes({9: "early"})
+    early.export_chrome(tmp_path / "early.json")
+    events = read(tmp_path / "early.json")["traceEvents"]
+    assert [(e["name"], e["cname"]) for e in events if "cname" in e][:2] == [
+        ("post_scale", "yellow"),
+        ("early: post_scale", "yellow"),
+    ]
+    assert timeline.open(tmp_path / "early.json").equals(early)
     fresh = race_timeline(1, dropped=False)
     fresh.export_chrome(tmp_path / "fresh.json")
     events = read(tmp_path / "fresh.json")["traceEvents"]

@@ -13,6 +13,7 @@ from collections import Counter
 import ipywidgets
 import numpy as np
 import pytest
+from test_race import FORCED, forced_ids, told
 
 from flashnorm_lab import decoding, figures, hazards, models, outcomes, race, schedule, timeline
 from flashnorm_lab.devices import opencl
@@ -93,7 +94,7 @@ def test_each_switch_changes_verdict_program_graph_and_timeline(panel, edge):
     assert panel.result.schedule.dropped == (edge,)
     panel.edges[edge].value = True
     assert "No hazard" in text(panel.verdict)
-    assert panel.counts == {"fresh": 6, "stale": 0, "torn": 0}
+    assert panel.counts == {"fresh": 6, "stale": 0, "torn": 0, "early": 0}
 
 
 def test_verdict_and_program_need_no_run(panel):
@@ -125,13 +126,132 @@ def test_the_program_can_be_shown_whole(panel):
 def test_forcing_the_worst_case_makes_every_step_stale(panel, edge):
     panel.edges[edge].value = False
     panel.force.click()
-    assert panel.counts == {"fresh": 0, "stale": 6, "torn": 0}
+    assert panel.counts == {"fresh": 0, "stale": 6, "torn": 0, "early": 0}
     assert "✗ 6 stale" in text(panel.outcome)
     assert f"{panel.result.force.hold} held back until {panel.result.force.until} was done" in text(
         panel.outcome
     )
     marks = panel.timeline.content()["data"]
     assert any(trace.get("name") == "stale" for trace in marks)
+
+
+@pytest.mark.parametrize("case", FORCED, ids=map(forced_ids, FORCED))
+def test_each_hazard_can_be_forced_by_itself_and_again_with_its_repair(device, case):
+    ahead, edge, (kind, buffer), force, offsets = case
+    panel = RacePanel(device, **SMALL, drop=edge, ahead=ahead)
+    (hazard,) = [h for _, h in panel.hazard.options if (h.kind, h.buffer) == (kind, buffer)]
+    panel.hazard.value = hazard
+    wanted = race.force_of(panel.built, hazard)
+    hold = wanted.hold
+    assert panel.force_one.tooltip == f"hold {hold} until {wanted.awaited} is done"
+    panel.force_one.click()
+    assert panel.error is None
+    assert str(panel.result.force) == force
+    labels = [told(*o)[0] for o in offsets] * (6 // len(offsets))
+    assert [o.label for o in panel.result.outcomes] == labels
+    said = text(panel.outcome)
+    assert f"{hold} held back until {panel.result.force.awaited} was done" in said
+    for place, (y, r) in enumerate(offsets):
+        label = told(y, r)[0]
+        steps = [f"t{offset:+}" if offset else "t" for offset in (y + place, r + place)]
+        read = "" if label == "fresh" else "post_scale read y of step {} and r of step {}: ".format(*steps)
+        step = f"t+{place}" if place else "t"
+        assert f"Step {step}: {read}{label}, {6 // len(offsets)} times." in said
+    by_luck = offsets[0] == (0, 0)
+    assert ("right by luck" in said) == by_luck
+    assert ("fetch x ahead" in said) == (by_luck and not ahead)
+    shown = panel.timeline.content()["layout"]["title"]["subtitle"]["text"]
+    assert ("steps 0 to 1" if len(offsets) == 2 else "step 0") in shown
+
+    assert panel.force_repaired.tooltip == f"put back {edge}, and hold {hold} for as long as that allows"
+    panel.force_repaired.click()
+    assert panel.error is None
+    assert panel.counts["fresh"] == 6
+    assert panel.result.schedule.dropped == ()
+    assert str(panel.result.force) == force
+    said = text(panel.outcome)
+    assert f"with {edge} put back" in said
+    assert f"Each time {hold} was held back, and {panel.result.force.awaited} waited for it" in said
+    assert "Every step is right." in said
+    assert "luck" not in said
+    assert panel.built.dropped == (edge,)  # the panel's own step is as it was
+    assert f"without {edge}" in text(panel.verdict)
+
+
+def test_the_verdict_says_what_may_be_read(panel):
+    panel.edges["join_matrix"].value = False
+    assert "Repair: join_matrix. Without it, post_scale may read y of step t, " in text(panel.verdict)
+
+
+def test_a_hazard_is_offered_where_there_is_one_and_stays_chosen(panel):
+    assert panel.hazard.options == ((race_panel.NONE, None),)
+    assert panel.hazard.disabled
+    assert panel.force_one.disabled
+    assert panel.force_repaired.tooltip == race_panel.NONE
+    panel.edges["join_matrix"].value = False
+    assert [label for label, _ in panel.hazard.options] == [
+        "RAW on y: post_scale before projection",
+        "WAR on x: next copy x before projection",
+    ]
+    assert not any(x.disabled for x in (panel.hazard, panel.force_one, panel.force_repaired))
+    war = panel.hazard.options[1][1]
+    panel.hazard.value = war
+    panel.edges["fork_vector"].value = False
+    assert len(panel.hazard.options) == 4
+    assert race.pair(panel.hazard.value) == race.pair(war)
+    panel.run_once.click()
+    assert race.pair(panel.hazard.value) == race.pair(war)
+    panel.edges["join_matrix"].value = True
+    assert panel.hazard.value == panel.found[0]
+    panel.order.value = "fused"
+    assert panel.hazard.value is None
+    assert panel.hazard.disabled
+    panel.force_one.click()
+    assert panel.error is None
+
+
+def test_a_hazard_that_spans_more_steps_than_are_run_says_so(panel):
+    panel.edges["join_matrix"].value = False
+    panel.steps.value = 1
+    assert not panel.force_one.disabled
+    panel.hazard.value = panel.found[1]
+    assert panel.force_one.disabled
+    assert panel.force_repaired.disabled
+    assert panel.force_one.tooltip == "this hazard spans 2 steps: run at least as many"
+    panel.steps.value = 3
+    assert not panel.force_one.disabled
+    panel.force_one.click()
+    assert "The last step has no partner and runs in the host's own order" in text(panel.outcome)
+
+
+def test_with_several_edges_missing_the_repair_puts_all_of_them_back(panel):
+    for edge in EDGES:
+        panel.edges[edge].value = False
+    assert len(panel.hazard.options) == 8
+    panel.force_repaired.click()
+    assert panel.counts["fresh"] == 6
+    assert f"with {', '.join(EDGES)} put back" in text(panel.outcome)
+
+
+def test_x_can_be_fetched_ahead(panel):
+    panel.edges["fork_matrix"].value = False
+    panel.ahead.value = True
+    assert panel.built.name == "prefetched"
+    assert "WAR on y" in text(panel.verdict)
+    assert "RAW" not in text(panel.verdict)
+    assert panel.force.disabled  # nothing goes wrong within one step
+    for edge, words in parts.WAITS_FOR_AHEAD.items():
+        assert text(panel.waits_for[edge]) == words
+        assert panel.edges[edge].tooltip == f"{edge}: {words}"
+    panel.force_one.click()
+    assert "✗ 3 early" in text(panel.outcome)
+    assert "early" in panel.stale_map.content()["data"][0]["colorbar"]["ticktext"]
+    assert "3 fresh, 0 stale, 0 torn, 3 early" in repr(panel)
+    panel.ahead.value = False
+    assert panel.built.name == "deferred"
+    assert text(panel.waits_for["fork_matrix"]) == parts.WAITS_FOR["fork_matrix"]
+    panel.order.value = "sequential"
+    assert panel.ahead.disabled
 
 
 def test_with_all_edges_there_is_nothing_to_force(panel):
@@ -143,7 +263,7 @@ def test_with_all_edges_there_is_nothing_to_force(panel):
 
 def test_many_runs_are_counted_together(panel):
     panel.run_many.click()
-    assert panel.counts == {"fresh": 6 * race_panel.MANY, "stale": 0, "torn": 0}
+    assert panel.counts == {"fresh": 6 * race_panel.MANY, "stale": 0, "torn": 0, "early": 0}
     assert f"{6 * race_panel.MANY} steps in {race_panel.MANY} runs" in text(panel.outcome)
 
 
@@ -153,8 +273,10 @@ def test_counts_and_map_are_those_of_the_result(panel):
     masks = np.stack([o.mask for o in panel.result.outcomes])
     wanted = json.loads(figures.stale_map(masks).to_json())["data"][0]["z"]
     assert panel.stale_map.content()["data"][0]["z"] == wanted
-    for label, number in outcomes.count(panel.result.outcomes).items():
-        assert f"{number} {label}" in text(panel.outcome)
+    counts = outcomes.count(panel.result.outcomes)
+    for label in ("fresh", "stale", "torn"):
+        assert f"{counts[label]} {label}" in text(panel.outcome)
+    assert "early" not in text(panel.outcome)
 
 
 def test_the_panel_says_where_it_was_measured(panel, device):
@@ -265,7 +387,7 @@ def test_a_race_is_prepared_once_for_all_its_runs(panel, monkeypatch):
     prepare = race.prepare
     monkeypatch.setattr(race, "prepare", lambda *a: made.append(a) or prepare(*a))
     panel.edges["join_matrix"].value = False
-    for button in (panel.run_once, panel.force, panel.run_many):
+    for button in (panel.run_once, panel.force, panel.force_one, panel.run_many):
         button.click()
     assert len(made) == 1
 
@@ -545,7 +667,10 @@ def test_a_picture_and_a_line_of_text_stand_in_for_the_panel(panel):
 def test_texts_from_outside_are_shown_as_text():
     evil = "<img src=x onerror=alert(1)>"
     assert "<img" not in parts.speech(evil, [(evil, True), (evil, False)], evil)
-    assert "<img" not in parts.site_table({evil: {"fresh": 1, "stale": 0, "torn": 0}}, evil)
+    assert "<img" not in parts.site_table({evil: {"fresh": 1, "stale": 0, "torn": 0, "early": 0}}, evil)
+    early = parts.site_table({"a": {"fresh": 1, "stale": 0, "torn": 0, "early": 2}}, "site")
+    assert "<td>✗ a</td><td>1</td><td>0</td><td>0</td><td>2</td>" in early
+    assert "early" not in parts.site_table({"a": {"fresh": 1, "stale": 0, "torn": 0, "early": 0}}, "site")
     assert "<img" not in parts.message(ValueError(evil))
     assert "<img" not in parts.note(evil)
 
@@ -644,7 +769,7 @@ def test_edges_can_be_left_out_at_one_site(speaker):
         if name in ("layers.1.qkv", "head"):
             assert numbers["stale"] > 0
         else:
-            assert numbers == {"fresh": 7, "stale": 0, "torn": 0}
+            assert numbers == {"fresh": 7, "stale": 0, "torn": 0, "early": 0}
 
 
 def test_choosing_a_token_and_a_site_shows_that_step(speaker):

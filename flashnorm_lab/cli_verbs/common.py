@@ -7,8 +7,8 @@ from typing import Any
 from ..errors import LabError
 
 
-def add_race_options(parser: argparse.ArgumentParser) -> None:
-    """Add --drop, --force, --device and --json."""
+def add_race_options(parser: argparse.ArgumentParser, more_forces: str = "") -> None:
+    """Add --drop, --force, --device and --json. ``more_forces`` ends the help of --force."""
     parser.add_argument(
         "--drop",
         action="append",
@@ -21,7 +21,7 @@ def add_race_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="worst",
         metavar="HOLD:UNTIL",
-        help="make the race go wrong in every step, or hold one launch until another is done",
+        help="make the race go wrong in every step, or hold one launch until another is done" + more_forces,
     )
     parser.add_argument(
         "--device",
@@ -33,16 +33,20 @@ def add_race_options(parser: argparse.ArgumentParser) -> None:
 
 
 def race_schedule(options: argparse.Namespace) -> Any:
-    """The schedule that --schedule, --tokens, --n, --k, --spin and --drop ask for."""
-    from .. import schedule
+    """The schedule that --schedule, --tokens, --n, --k, --spin, --ahead and --drop ask for."""
+    from .. import race, schedule
 
     if options.spin and options.schedule != "deferred":
         raise LabError(f"--spin goes with the deferred schedule, not with {options.schedule}")
     extra = {"spin": options.spin} if options.schedule == "deferred" else {}
     built = schedule.build(options.schedule, options.tokens, options.n, options.k, **extra)
+    if getattr(options, "ahead", False):
+        built = race.prefetched(built)
     return built.without(*options.drop)
 
 
 def counts(numbers: Mapping[str, int]) -> str:
     """ "3 fresh, 1 stale, 0 torn"."""
-    return ", ".join(f"{number} {label}" for label, number in numbers.items())
+    from .. import outcomes
+
+    return outcomes.told(numbers)

@@ -1,11 +1,13 @@
-"""Run a schedule many times on a device and tell which steps read fresh, stale or torn data.
+"""Run a schedule many times on a device and tell which steps read fresh, stale, torn or early data.
 
-The inputs are random and every step has its own, so that an old result is told from a new one. The
-hazards come from the schedule alone; fresh, stale and torn are what this run measured.
+The inputs are random and every step has its own, so that an old result is told from a new one, and from one
+of a later step. The hazards come from the schedule alone; the outcomes are what this run measured. With
+--force each, every hazard is made to happen, and then forced again with its repair in place.
 """
 
 import argparse
 import json
+from typing import Any
 
 from ..errors import LabError
 from . import common
@@ -14,7 +16,10 @@ from . import common
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the schedule's, the run's and the output's options."""
     parser.add_argument("--schedule", default="deferred", help="sequential, fused or deferred (default)")
-    common.add_race_options(parser)
+    common.add_race_options(
+        parser,
+        " (HOLD:UNTIL+N: of N steps later; 'each': every hazard in turn, then again with its repair)",
+    )
     parser.add_argument("--steps", type=int, default=32, metavar="N", help="steps to run (default: 32)")
     parser.add_argument("--tokens", type=int, default=1, metavar="N", help="rows of x (default: 1)")
     parser.add_argument("--n", type=int, default=576, help="input width (default: 576, SmolLM2-135M)")
@@ -25,6 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help="iterations of a busy kernel in front of the product, to widen the window",
+    )
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="copy x on the matrix stream, ahead of main: a later step's data may then come too early",
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs (default: 0)")
     parser.add_argument(
@@ -44,8 +54,13 @@ def run(options: argparse.Namespace) -> int:
         check_target(options.export)
     if options.export and options.nvtx:
         raise LabError("--export goes without --nvtx, which leaves the recording to another profiler")
+    each = options.force == "each"
+    if each and (options.export or options.nvtx):
+        raise LabError("--force each makes many runs; --export and --nvtx go with one")
     built = common.race_schedule(options)
     device = devices.get(options.device)
+    if each:
+        return _force_each(device, built, options)
     result = race.run(
         device,
         built,
@@ -60,11 +75,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(result.as_dict()))
         return 0
-    print(f"device    {device.name} (measured; {device.reason})")
-    print(f"schedule  {str(built).splitlines()[0]}")
-    print("hazards   none" if not result.hazards else "hazards")
-    for hazard in result.hazards:
-        print(f"  {hazard.explain()}")
+    _print_head(device, built, result.hazards)
     if options.force:
         print(f"forced    {_forced(result.force)}")
     print(f"result    {common.counts(result.counts)} of {options.steps} steps")
@@ -73,7 +84,42 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _forced(force: object) -> str:
+def _force_each(device: Any, built: Any, options: argparse.Namespace) -> int:
+    """Prove every hazard on the device, one by one; returns 0."""
+    from .. import hazards, race
+
+    found = hazards.find(built)
+    proofs = [
+        race.prove(device, built, hazard, options.steps, options.seed, record=False) for hazard in found
+    ]
+    if options.json:
+        told = {"device": device.describe(), "provenance": "measured", "schedule": built.name}
+        told |= {"dropped": list(built.dropped), "hazards": [hazard.as_dict() for hazard in found]}
+        print(json.dumps({**told, "proofs": [proof.as_dict() for proof in proofs]}))
+        return 0
+    _print_head(device, built, found)
+    if not proofs:
+        print("forced    nothing: there is no hazard")
+        return 0
+    back = ", ".join(e for e in built.dropped if e in proofs[0].repaired.schedule.edges)
+    print(f"forced    one by one, {options.steps} steps each; then the same with {back} put back")
+    for proof in proofs:
+        print(
+            f"  {_forced(proof.force)}: {common.counts(proof.wrong.counts)}; "
+            f"repaired: {common.counts(proof.repaired.counts)}"
+        )
+    return 0
+
+
+def _print_head(device: Any, built: Any, found: Any) -> None:
+    print(f"device    {device.name} (measured; {device.reason})")
+    print(f"schedule  {str(built).splitlines()[0]}")
+    print("hazards   none" if not found else "hazards")
+    for hazard in found:
+        print(f"  {hazard.explain()}")
+
+
+def _forced(force: Any) -> str:
     if force is None:
         return "nothing: no hazard of this schedule can go wrong within a step"
-    return f"{force.hold} held until {force.until} is done"
+    return f"{force.hold} held until {force.awaited} is done"

@@ -243,9 +243,12 @@ def _rate(written: list[Any]) -> str:
 
 def _table(tally: Any) -> str:
     """Outcomes by kind of site, and which sites were wrong most often."""
-    lines = [f"{'what sites read':<16} {'fresh':>7} {'stale':>7} {'torn':>7}"]
+    from .. import outcomes
+
+    labels = outcomes.shown(tally.counts)
+    lines = [f"{'what sites read':<16}" + "".join(f" {label:>7}" for label in labels)]
     for kind, counts in {**tally.kinds, "all": tally.counts}.items():
-        lines.append(f"{kind:<16} {counts['fresh']:>7} {counts['stale']:>7} {counts['torn']:>7}")
+        lines.append(f"{kind:<16}" + "".join(f" {counts[label]:>7}" for label in labels))
     if tally.not_judged:
         lines.append(
             f"{tally.not_judged} times a site's own input had overflowed, and nothing could be compared"

@@ -21,7 +21,7 @@ import numpy as np
 from .. import kernels
 from ..errors import LabError
 from ..schedule import Buffer, Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
-from .base import Device, Force, Plan, check_numbers, check_shape, check_steps, rows
+from .base import Device, Force, Gate, Plan, check_numbers, check_shape, check_steps, rows
 
 if TYPE_CHECKING:
     from ._cupti import CuptiRecorder
@@ -164,7 +164,7 @@ class _Command(NamedTuple):
     label: str
     stream: str
     call: Callable[[], Any]
-    what: Any = None  # a launch's kernel; the edge of a record or a wait
+    what: Any = None  # a launch's kernel; the edge of a record or a wait; the stream that the host waits for
 
 
 class _Count:
@@ -241,7 +241,7 @@ class CudaPlan(Plan):
                 case Synchronize():
                     call = self.streams[s.stream].synchronize if s.stream else self.device.wait
                     label = f"wait for {s.stream or 'every stream'}"
-                    commands.append(_Command("synchronize", label, "", call))
+                    commands.append(_Command("synchronize", label, "", call, s.stream))
                 case HostWrite():
                     label = f"host write of {s.buffer}"
                     commands.append(_Command("transfer", label, "", self._to_device(s.buffer)))
@@ -298,48 +298,40 @@ class CudaPlan(Plan):
 
         return call
 
-    def step(self, force: Force | None = None) -> None:
-        if force is None and self.device.recorder is None:
-            for call in self._calls:
-                call()
-            self._done.steps += 1
-        else:
-            self._observed_step(force, self.device.recorder)
+    def _replay(self) -> None:
+        for call in self._calls:
+            call()
+        self._done.steps += 1
 
-    def _observed_step(self, force: Force | None, recorder: CuptiRecorder | None) -> None:
-        """The step once more, slower: with a gate in front of a held launch, or with every call timed.
-
-        The gate is a host function on the held launch's stream that waits until the host opens it.
-        """
-        if force and os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
+    def _gate(self, force: Force | None) -> _Gate:
+        if os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0"):
             raise LabError(
                 "force: CUDA_LAUNCH_BLOCKING is set, so the host waits for every kernel and none can be held "
                 "back; unset it and start again"
             )
-        gate = threading.Event()
-        until: Any = None
-        try:
-            for c in self._commands:
-                work = c.kind in ("launch", "copy")
-                if force and c.kind == "synchronize":
-                    _open_behind(until, gate, force)
-                if force and work and c.label == force.hold:
-                    self.streams[c.stream].launch_host_func(_wait_at, gate)
-                if recorder:
-                    recorder.observe(self, c)
-                else:
-                    c.call()
-                if force and work and c.label == force.until:
-                    until = self.device._cp.cuda.Event(disable_timing=True)
-                    until.record(self.streams[c.stream])
-            if force:
-                _open_behind(until, gate, force)
-        finally:
-            gate.set()  # an error on the way must not leave the stream shut for ever
-        if force and recorder:
-            recorder.host("wait for every stream", "synchronize", self.device.wait)
-        elif force:
-            self.device.wait()
+        return _Gate(self.device, force)
+
+    def _observed_step(self, gate: _Gate | None) -> None:
+        recorder = self.device.recorder
+        for c in self._commands:
+            work = c.kind in ("launch", "copy")
+            if gate is not None:
+                if c.kind == "wait":
+                    gate.waits(c.stream, c.what)
+                elif c.kind == "synchronize":
+                    gate.synchronizing(c.what)
+                elif work and gate.holds(c.label):
+                    self.streams[c.stream].launch_host_func(_wait_at, gate.flag)
+            if recorder:
+                recorder.observe(self, c)
+            else:
+                c.call()
+            if gate is not None and work:
+                done = self.device._cp.cuda.Event(disable_timing=True)
+                done.record(self.streams[c.stream])
+                gate.given(c.label, c.stream, done)
+            elif gate is not None and c.kind == "record":
+                gate.recorded(c.what, c.stream)
         self._done.steps += 1
 
     def rewind(self) -> None:
@@ -403,24 +395,38 @@ def from_storage(stored: np.ndarray, dtype: str) -> np.ndarray:
     return stored.astype(np.float32)
 
 
-def _wait_at(gate: threading.Event) -> None:
+def _wait_at(flag: threading.Event) -> None:
     """What holds a stream. The limit is for a host that died while the gate was shut."""
-    gate.wait(2 * FORCE_LIMIT_S)
+    flag.wait(2 * FORCE_LIMIT_S)
 
 
-def _open_behind(until: Any, gate: threading.Event, force: Force) -> None:
-    """Open the gate once the event ``until`` is done; nothing to do while there is none yet."""
-    if until is None or gate.is_set():
-        return
-    limit = time.monotonic() + FORCE_LIMIT_S
-    while not until.done:
-        if time.monotonic() > limit:
-            raise LabError(
-                f"force: {force.until} was not done within {FORCE_LIMIT_S:g} s while {force.hold} was held; "
-                "something else keeps the GPU's streams in one order"
-            )
-        time.sleep(20e-6)
-    gate.set()
+class _Gate(Gate):
+    """A host function on the held launch's stream, in front of it, that waits until the host opens it."""
+
+    def __init__(self, device: CudaDevice, force: Force | None) -> None:
+        super().__init__(force)
+        self.device = device
+        self.flag = threading.Event()
+
+    def finish(self, name: str, work: Any) -> None:
+        limit = time.monotonic() + FORCE_LIMIT_S
+        while not work.done:
+            if time.monotonic() > limit:
+                held = f" while {self.force.hold} was held" if self.shut and self.force else ""
+                raise LabError(
+                    f"force: {name} was not done within {FORCE_LIMIT_S:g} s{held}; "
+                    "something else keeps the GPU's streams in one order"
+                )
+            time.sleep(20e-6)
+
+    def is_done(self, work: Any) -> bool:
+        return bool(work.done)
+
+    def let_go(self) -> None:
+        self.flag.set()
+
+    def drain(self) -> None:
+        self.device.wait()
 
 
 def _torch_stream(cp: Any) -> Any:

@@ -23,7 +23,7 @@ import numpy as np
 from .. import kernels
 from ..errors import LabError
 from ..schedule import Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait
-from .base import Device, Force, Plan, check_numbers, check_shape, check_steps, rows
+from .base import Device, Force, Gate, Plan, check_numbers, check_shape, check_steps, rows
 
 if TYPE_CHECKING:
     from ._recording import CallRecorder
@@ -270,7 +270,7 @@ class OpenCLPlan(Plan):
                 case Synchronize():
                     label = f"wait for {s.stream or 'every stream'}"
                     text = f"{s.stream}.finish()" if s.stream else "device.wait()"
-                    commands.append(_Command("synchronize", label, "", text))
+                    commands.append(_Command("synchronize", label, s.stream or "", text))
                 case HostWrite() | HostRead() if not self.device.in_place:
                     to_device = isinstance(s, HostWrite)
                     label = f"host {'write' if to_device else 'read'} of {s.buffer}"
@@ -359,58 +359,46 @@ class OpenCLPlan(Plan):
         ends = (self.memory[name], self.host[name]) if to_device else (self.host[name], self.memory[name])
         return functools.partial(self.device._cl.enqueue_copy, self.device.transfer, *ends)
 
-    def step(self, force: Force | None = None) -> None:
-        if force is None and self.device.recorder is None:
-            self._step()
-        else:
-            self._observed_step(force, self.device.recorder)
+    def _replay(self) -> None:
+        self._step()
 
-    def _observed_step(self, force: Force | None, recorder: CallRecorder | None) -> None:
-        """The step once more, slower: with a gate in front of a held launch, or with every call timed."""
-        device, row = self.device, self._done[0] % self.steps
+    def _gate(self, force: Force | None) -> _Gate:
+        return _Gate(self.device, force)
+
+    def _observed_step(self, gate: _Gate | None) -> None:
+        device, row, recorder = self.device, self._done[0] % self.steps, self.device.recorder
         events = {name: (e, recorder.number(e) if recorder else -1) for name, e in self._recorded.items()}
-        gate = device._cl.UserEvent(device.context) if force else None
-        until = None
 
         def call(name: str, category: str, function: Callable[[], Any]) -> Any:
             return recorder.host(name, category, function) if recorder else function()
 
-        def release() -> None:
-            nonlocal gate
-            if gate is not None and until is not None:
-                until.wait()
-                gate.set_status(device._cl.command_execution_status.COMPLETE)
-                gate = None
-
-        try:
-            for c in self._commands:
-                if c.kind == "enqueue":
-                    waits = [(name, *events.get(name, (None, -1))) for name in c.waits]
-                    wait_for = [event for _, event, _ in waits if event is not None]
-                    if force and c.label == force.hold:
-                        wait_for.append(gate)
-                    event = call(c.label, "launch", functools.partial(c.call, row, wait_for or None))
-                    device.last[c.stream] = event
-                    if recorder:
-                        recorder.device(c.label, c.stream, event, waits)
-                    if force and c.label == force.until:
-                        until = event
-                    continue
-                if c.kind == "record":
-                    events[c.label] = (device.last[c.stream], recorder.newest(c.stream) if recorder else -1)
-                elif c.kind == "synchronize":
-                    release()
-                category = "copy" if c.kind == "transfer" else c.kind
-                label = f"record {c.label}" if c.kind == "record" else c.label
-                call(label, category, functools.partial(c.call, row, None))
-            for queue in device.queues.values():
-                queue.flush()
-            release()
-        finally:
-            if gate is not None:  # an error on the way must not leave the queue shut for ever
-                gate.set_status(device._cl.command_execution_status.COMPLETE)
-        if force:
-            call("wait for every stream", "synchronize", device.wait)
+        for c in self._commands:
+            if c.kind == "enqueue":
+                waits = [(name, *events.get(name, (None, -1))) for name in c.waits]
+                wait_for = [event for _, event, _ in waits if event is not None]
+                if gate is not None:
+                    for name in c.waits:
+                        gate.waits(c.stream, name)
+                    if gate.holds(c.label):
+                        wait_for.append(gate.event)
+                event = call(c.label, "launch", functools.partial(c.call, row, wait_for or None))
+                device.last[c.stream] = event
+                if recorder:
+                    recorder.device(c.label, c.stream, event, waits)
+                if gate is not None:
+                    gate.given(c.label, c.stream, event)
+                continue
+            if c.kind == "record":
+                events[c.label] = (device.last[c.stream], recorder.newest(c.stream) if recorder else -1)
+                if gate is not None:
+                    gate.recorded(c.label, c.stream)
+            elif c.kind == "synchronize" and gate is not None:
+                gate.synchronizing(c.stream or None)
+            category = "copy" if c.kind == "transfer" else c.kind
+            label = f"record {c.label}" if c.kind == "record" else c.label
+            call(label, category, functools.partial(c.call, row, None))
+        for queue in device.queues.values():
+            queue.flush()
         self._recorded.update({name: events[name][0] for name in self._recorded.keys() & events.keys()})
         self._done[0] += 1
 
@@ -439,6 +427,30 @@ class OpenCLPlan(Plan):
         if not self.device.in_place and name not in at_host:
             raise LabError(f"{name} lies in the device's own memory, which torch cannot address; use read()")
         return torch.from_numpy(self.host[name])
+
+
+class _Gate(Gate):
+    """A user event in the held command's wait list."""
+
+    def __init__(self, device: OpenCLDevice, force: Force | None) -> None:
+        super().__init__(force)
+        self.device = device
+        self.event = device._cl.UserEvent(device.context) if force else None
+        self._complete = device._cl.command_execution_status.COMPLETE
+
+    def finish(self, name: str, work: Any) -> None:
+        work.wait()
+
+    def is_done(self, work: Any) -> bool:
+        for queue in self.device.queues.values():
+            queue.flush()
+        return work.command_execution_status == self._complete
+
+    def let_go(self) -> None:
+        self.event.set_status(self._complete)
+
+    def drain(self) -> None:
+        self.device.wait()
 
 
 def _aligned(name: str, shape: tuple[int, ...]) -> np.ndarray:

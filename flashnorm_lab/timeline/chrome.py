@@ -11,8 +11,8 @@ The export opens in Perfetto and in chrome://tracing, and reads back as the same
   each host call to the work it enqueued, from start to start. Where the clocks or a long wait would turn an
   arrow back in time, its ends are moved within their own slices; one that cannot point forward even so is
   left out of the picture, counted in ``arrows_not_drawn``, and still kept in ``otherData``.
-- A stale or torn result has its outcome in ``args`` and a colour of its own, and stands in words on a track
-  below the lanes, so that it does not depend on colour.
+- A result that is not fresh has its outcome in ``args`` and a colour of its own, and stands in words on a
+  track below the lanes, so that it does not depend on colour.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from .table import CATEGORIES, NO_DELAY, OUTCOMES, Timeline, TimelineBuilder
 FORMAT = "flashnorm_lab timeline"
 VERSION = 1
 PID = 1
-COLOURS = {"stale": "terrible", "torn": "bad"}  # names of chrome://tracing for a red and an orange
+COLOURS = {"stale": "terrible", "torn": "bad", "early": "yellow"}
+"""Names of chrome://tracing for a red, an orange and a yellow."""
 
 
 def export_chrome(timeline: Timeline, path: str | PathLike[str]) -> None:
@@ -124,7 +125,7 @@ def _metadata(t: Timeline) -> Iterator[str]:
     yield row("process_name", 0, name=title or "timeline")
     rows = [lane.name for lane in t.lanes]
     if t.outcome.size and t.outcome.max() >= OUTCOMES.index("stale"):
-        rows.append("stale and torn results")
+        rows.append("results that are not fresh")
     for i, name in enumerate(rows):
         yield ",\n" + row("thread_name", i + 1, name=name)
         yield ",\n" + row("thread_sort_index", i + 1, sort_index=i)

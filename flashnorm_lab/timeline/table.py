@@ -24,8 +24,9 @@ CATEGORIES = ("launch", "record", "wait", "synchronize", "copy", "kernel", "rang
 stream wait for one, that waits for the device (synchronize), or a named range around others. On a device
 lane: the work itself."""
 
-OUTCOMES = ("", "fresh", "stale", "torn")
-"""What a span's result turned out to be: not judged, of this step's y, of an earlier step's, of a mix."""
+OUTCOMES = ("", "fresh", "stale", "torn", "early")
+"""What a span's result turned out to be: not judged, of this step's y, of an earlier step's, of a mix, of a
+later step's. Columns hold the place, so a new one goes to the end."""
 
 PROVENANCES = ("measured", "recorded", "modelled")
 """Where the times come from: this machine just now, an earlier recording, or a calculation."""
@@ -210,7 +211,7 @@ class Timeline:
         return delay
 
     def with_outcomes(self, outcomes: Mapping[int, str]) -> Timeline:
-        """The same timeline with these spans judged: ``{span index: "fresh" | "stale" | "torn" | ""}``."""
+        """The same timeline with these spans judged: ``{span index: "stale"}``, see `OUTCOMES`."""
         column = self.outcome.copy()
         for span, label in outcomes.items():
             self._check_span(span)

@@ -6,14 +6,14 @@ import threading
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets as w
 import numpy as np
 import plotly.graph_objects as go
 
 from .. import devices, figures, hazards, models, outcomes, race, schedule
-from ..devices.base import Device
+from ..devices.base import Device, Force
 from ..errors import LabError
 from ..race import Race, RaceResult
 from ..schedule import BUILDERS, Schedule
@@ -26,7 +26,6 @@ from .panel import (
     Panel,
     button,
     device_field,
-    edge_rows,
     edge_switches,
     heading,
     left_out,
@@ -50,11 +49,22 @@ AUTO_WORK = 2_000_000_000
 AUTO_ELEMENTS = 4_000_000
 """and so many elements of x and z that are kept and compared."""
 OWN = "own"
+AHEAD = "x is copied on matrix, so that the next x may come before this step is over"
 HOLD = "hold the writer until the reader is done, where the edges allow it"
 NOTHING = "nothing to force: no hazard of these edges can go wrong within one step"
+NONE = "nothing to force: these edges leave no hazard"
 
-Run = tuple[Any, int, int, str | None]
-"""Device, steps, how many runs, and what is forced."""
+
+class Run(NamedTuple):
+    """What a press of a button, or a change, runs."""
+
+    device: Any
+    steps: int
+    runs: int
+    schedule: Schedule
+    force: Force | str | None = None
+    put_back: tuple[str, ...] = ()
+    """The edges that ``schedule`` has and the panel's own has not: they forbid the force."""
 
 
 class RacePanel(Panel):
@@ -63,11 +73,13 @@ class RacePanel(Panel):
     device: a `Device`, a name for `devices.get`, or None for the one that is found.
     schedule: "sequential", "fused" or "deferred". drop: edges that are left out at first.
     tokens, n, k: the shape at first. steps: steps in a run. spin: see `flashnorm_lab.schedule.deferred`.
-    path: where the export button writes.
+    ahead: whether x is fetched ahead, see `flashnorm_lab.race.prefetched`. path: where the export button
+    writes.
 
-    The controls are attributes: `order`, `edges` (by name), `preset`, `n`, `k`, `tokens`, `steps`, `spin`,
-    `device_choice`, `automatic`, `run_once`, `run_many`, `stop`, `force`, `shown_step`, `shown_steps`,
-    `whole`, `path`, `export`. So are the answers: `built` (the schedule), `found` (its hazards), `result` (of
+    The controls are attributes: `order`, `ahead`, `edges` (by name), `preset`, `n`, `k`, `tokens`, `steps`,
+    `spin`, `device_choice`, `automatic`, `run_once`, `run_many`, `stop`, `force`, `hazard` (the one that
+    `force_one` forces, and `force_repaired` with the repair in place), `shown_step`, `shown_steps`, `whole`,
+    `path`, `export`. So are the answers: `built` (the schedule), `found` (its hazards), `result` (of
     the last run), `counts` (of all runs since a button or a change), `error` (what went wrong last, or None).
     `settle` waits for a run that is under way. ``LabError`` for a schedule, edge or number that cannot be.
     """
@@ -83,10 +95,11 @@ class RacePanel(Panel):
         k: int = 960,
         steps: int = 32,
         spin: int = 0,
+        ahead: bool = False,
         path: str | Path = "race_timeline.json",
     ) -> None:
         drop = (drop,) if isinstance(drop, str) else tuple(drop)
-        _schedule(schedule, tokens, n, k, drop, spin)
+        _schedule(schedule, tokens, n, k, drop, spin, ahead)
         super().__init__()
         self.built: Schedule | None = None
         self.found: tuple[hazards.Hazard, ...] = ()
@@ -94,7 +107,7 @@ class RacePanel(Panel):
         self.counts: dict[str, int] = {}
         self._prepared: tuple[Any, Race] | None = None
         self._halt = threading.Event()
-        self._make_controls(device, schedule, drop, (tokens, n, k), steps, spin, str(path))
+        self._make_controls(device, schedule, drop, (tokens, n, k), steps, spin, ahead, str(path))
         self._make_answers()
         self.children = self._arrange()
         self._watch()
@@ -111,6 +124,7 @@ class RacePanel(Panel):
         shape: tuple[int, int, int],
         steps: int,
         spin: int,
+        ahead: bool,
         path: str,
     ) -> None:
         tokens, n, k = shape
@@ -124,7 +138,11 @@ class RacePanel(Panel):
             ],
             style={"button_width": "100px"},
         )
+        self.ahead = w.Checkbox(
+            value=bool(ahead), description="fetch x ahead, on matrix", tooltip=AHEAD, indent=False
+        )
         self.edges = edge_switches(drop)
+        self.waits_for = {edge: w.HTML() for edge in self.edges}
         self.preset = w.Dropdown(
             options=_presets(), value=OWN, description="Shape", tooltip="n and k of a model", layout=FIELD
         )
@@ -144,6 +162,15 @@ class RacePanel(Panel):
         self.stop.disabled = True
         self.force = button("⚠ Force the worst case", HOLD, "warning")
         narrow = {"description_width": "40px"}
+        self.hazard = w.Dropdown(
+            options=[(NONE, None)],
+            description="Hazard",
+            tooltip="the one hazard that is forced",
+            style={"description_width": "52px"},
+            layout=FIELD,
+        )
+        self.force_one = button("⚠ Force it", NONE, "warning")
+        self.force_repaired = button("✓ Force it with the repair", NONE)
         self.shown_step = w.IntSlider(
             value=0,
             min=0,
@@ -187,9 +214,12 @@ class RacePanel(Panel):
 
     def _arrange(self) -> list[w.Widget]:
         controls = [
-            *(heading("One step of norm and projection"), self.order),
-            *(heading("Edges: who waits for whom"), *edge_rows(self.edges)),
+            *(heading("One step of norm and projection"), self.order, self.ahead),
+            heading("Edges: who waits for whom"),
+            *(w.HBox([switch, self.waits_for[edge]]) for edge, switch in self.edges.items()),
             *(heading("Run it"), w.HBox([self.run_once, self.run_many, self.stop, self.force], layout=WRAP)),
+            *(heading("Force one hazard"), self.hazard),
+            w.HBox([self.force_one, self.force_repaired], layout=WRAP),
             self.activity,
             *(heading("The step as a CuPy program"), self.program, self.whole),
             *(heading("Shape and device"), self.preset),
@@ -206,7 +236,8 @@ class RacePanel(Panel):
     # What happens when
 
     def _watch(self) -> None:
-        settings = (self.order, self.tokens, self.steps, self.spin, self.device_choice, self.automatic)
+        settings = (self.order, self.ahead, self.tokens, self.steps, self.spin, self.device_choice)
+        settings += (self.automatic,)
         for control in (*settings, *self.edges.values()):
             control.observe(self._guarded(self._changed), "value")
         for control in (self.n, self.k):
@@ -215,9 +246,12 @@ class RacePanel(Panel):
         self.whole.observe(self._guarded(self._show_program), "value")
         for control in (self.shown_step, self.shown_steps):
             control.observe(self._guarded(self._show_steps), "value")
-        self.run_once.on_click(self._guarded(partial(self._run, 1, None)))
-        self.run_many.on_click(self._guarded(partial(self._run, MANY, None)))
+        self.run_once.on_click(self._guarded(partial(self._run, 1)))
+        self.run_many.on_click(self._guarded(partial(self._run, MANY)))
         self.force.on_click(self._guarded(partial(self._run, 1, "worst")))
+        self.hazard.observe(self._guarded(self._offer_force), "value")
+        self.force_one.on_click(self._guarded(self._force_one))
+        self.force_repaired.on_click(self._guarded(partial(self._force_one, repaired=True)))
         self.stop.on_click(self._guarded(self._halt.set))
         self.export.on_click(self._guarded(self._export))
         self.path.observe(self._guarded(self._forget_export), "value")
@@ -244,8 +278,9 @@ class RacePanel(Panel):
     def _analyse(self) -> bool:
         """Verdict and program, from the schedule alone. Whether there is a schedule."""
         shape = (self.tokens.value, self.n.value, self.k.value)
+        dropped = left_out(self.edges)
         try:
-            self.built = _schedule(self.order.value, *shape, left_out(self.edges), self.spin.value)
+            self.built = _schedule(self.order.value, *shape, dropped, self.spin.value, self.ahead.value)
             self.found = hazards.find(self.built)
         except LabError as problem:
             self._fail(problem)
@@ -253,19 +288,58 @@ class RacePanel(Panel):
         self._clear()
         self._forget_export()
         word_switches(self.edges, needed=bool(self.built.all_edges))
+        waits_for = parts.WAITS_FOR_AHEAD if self.ahead.value else parts.WAITS_FOR
+        for edge, switch in self.edges.items():
+            switch.tooltip = f"{edge}: {waits_for[edge]}"
+            self.waits_for[edge].value = parts.note(waits_for[edge])
         self.force.disabled = race.worst_case(self.built) is None
         self.force.tooltip = NOTHING if self.force.disabled else HOLD
-        self.spin.disabled = self.order.value != "deferred"
+        self.spin.disabled = self.ahead.disabled = self.order.value != "deferred"
+        self._offer_hazards()
         self.verdict.value = parts.verdict(self.built, self.found)
         self._show_program()
         return True
 
-    def _run(self, runs: int, force: str | None) -> None:
+    def _offer_hazards(self) -> None:
+        """List the hazards there are, and keep the chosen one where it is still among them."""
+        options = [(parts.hazard_name(hazard), hazard) for hazard in self.found] or [(NONE, None)]
+        if list(self.hazard.options) != options:
+            chosen = self.hazard.value and race.pair(self.hazard.value)
+            with self._silently():
+                self.hazard.options = options
+                same = (hazard for hazard in self.found if race.pair(hazard) == chosen)
+                self.hazard.value = next(same, options[0][1])
+        self.hazard.disabled = not self.found
+        self._offer_force()
+
+    def _offer_force(self) -> None:
+        """Enable the two buttons where the chosen hazard can be forced, and say what they do, or why not."""
+        hazard, why_not = self.hazard.value, NONE
+        if hazard is not None and self.built is not None:
+            force, back = race.force_of(self.built, hazard), ", ".join(_put_back(self.built))
+            self.force_one.tooltip = f"hold {force.hold} until {force.awaited} is done"
+            self.force_repaired.tooltip = f"put back {back}, and hold {force.hold} for as long as that allows"
+            short = force.steps > self.steps.value
+            why_not = f"this hazard spans {force.steps} steps: run at least as many" if short else ""
+        for each in (self.force_one, self.force_repaired):
+            each.disabled = bool(why_not)
+            each.tooltip = why_not or each.tooltip
+
+    def _run(self, runs: int, force: str | None = None) -> None:
         if self._analyse():
             self._submit(self._wanted(runs, force))
 
-    def _wanted(self, runs: int = 1, force: str | None = None) -> Run:
-        return self.device_choice.value, self.steps.value, runs, force
+    def _force_one(self, repaired: bool = False) -> None:
+        if not self._analyse() or self.built is None or self.hazard.value is None:
+            return
+        run = self._wanted(1, race.force_of(self.built, self.hazard.value))
+        if repaired:
+            run = run._replace(schedule=race.repaired(self.built), put_back=_put_back(self.built))
+        self._submit(run)
+
+    def _wanted(self, runs: int = 1, force: Force | str | None = None) -> Run:
+        assert self.built is not None
+        return Run(self.device_choice.value, self.steps.value, runs, self.built, force)
 
     def _small(self) -> bool:
         """Whether a run is so short that a change may start one by itself."""
@@ -282,9 +356,9 @@ class RacePanel(Panel):
 
     def _submit(self, run: Run | None) -> None:
         self._halt.clear()
-        self.stop.disabled = run is None or run[2] == 1
+        self.stop.disabled = run is None or run.runs == 1
         if run is not None:
-            self.activity.value = parts.note(f"Running {run[1]} steps …")
+            self.activity.value = parts.note(f"Running {run.steps} steps …")
         elif self._small():
             self.activity.value = parts.note("Not run since the last change.")
         else:
@@ -295,18 +369,18 @@ class RacePanel(Panel):
         """The slow part of an answer: the graph, then the runs. In a thread where there is a loop."""
         if not post(partial(self.graph.show, _graph(built))) or run is None:
             return
-        choice, steps, runs, force = run
         numbers = dict.fromkeys(outcomes.LABELS, 0)
-        for done in range(1, runs + 1):
+        for done in range(1, run.runs + 1):
             with DEVICE:
-                result = self._prepare(choice, built, steps).run(force)
+                prepared = self._prepare(run.device, run.schedule, run.steps)
+                result = prepared.run(run.force, anyway=bool(run.put_back))
             numbers = {label: numbers[label] + result.counts[label] for label in numbers}
-            told = parts.note(f"Run {done} of {runs} …")
+            told = parts.note(f"Run {done} of {run.runs} …")
             if not post(partial(setattr, self.activity, "value", told)):
                 return
             if self._halt.is_set():
                 break
-        if post(partial(self._take_result, result, numbers, done, force is not None)):
+        if post(partial(self._take_result, result, numbers, done, run)):
             post(partial(self.stale_map.show, _stale_map(result)))
 
     def _prepare(self, choice: Any, built: Schedule, steps: int) -> Race:
@@ -317,14 +391,17 @@ class RacePanel(Panel):
             self._prepared = (key, race.prepare(device, built, steps))
         return self._prepared[1]
 
-    def _take_result(self, result: RaceResult, numbers: dict[str, int], runs: int, forced: bool) -> None:
+    def _take_result(self, result: RaceResult, numbers: dict[str, int], done: int, run: Run) -> None:
         self.result, self.counts = result, numbers
-        self.outcome.value = parts.race_result(result, numbers, runs, forced)
+        self.outcome.value = parts.race_result(result, numbers, done, run.force is not None, run.put_back)
         self.activity.value, self.stop.disabled = "", True
         wrong = next((t for t, o in enumerate(result.outcomes) if o.label != "fresh"), 0)
+        size = result.force.steps if result.force is not None else 1
         with self._silently():
             self.shown_step.max = len(result.outcomes) - 1
-            self.shown_step.value = wrong
+            self.shown_step.value = wrong - wrong % size
+            if 0 < self.shown_steps.value < size:  # all that were forced together are to be seen
+                self.shown_steps.value = next(n for _, n in self.shown_steps.options if n >= size or n == 0)
         self._show_steps()
 
     def _show_steps(self) -> None:
@@ -375,18 +452,26 @@ class RacePanel(Panel):
             return "RacePanel"
         text = f"RacePanel: {parts.verdict_text(self.built, self.found)}"
         if self.result is not None:
-            numbers = ", ".join(f"{n} {label}" for label, n in self.counts.items())
-            text += f". Measured on {self.result.device['name']}: {numbers}"
+            text += f". Measured on {self.result.device['name']}: {outcomes.told(self.counts)}"
         return text
 
     def _static_picture(self) -> StaticFigure | None:
         return figures.timeline_static(self._timeline(), self._steps()) if self.result is not None else None
 
 
-def _schedule(name: str, tokens: int, n: int, k: int, drop: tuple[str, ...], spin: int) -> Schedule:
+def _schedule(
+    name: str, tokens: int, n: int, k: int, drop: tuple[str, ...], spin: int, ahead: bool
+) -> Schedule:
     if name != "deferred":
         return schedule.build(name, tokens, n, k)
-    return schedule.deferred(tokens, n, k, spin=spin).without(*drop)
+    built = schedule.deferred(tokens, n, k, spin=spin)
+    return (race.prefetched(built) if ahead else built).without(*drop)
+
+
+def _put_back(built: Schedule) -> tuple[str, ...]:
+    """The edges that repair every hazard of the step."""
+    whole = race.repaired(built)
+    return tuple(edge for edge in built.dropped if edge in whole.edges)
 
 
 def _graph(built: Schedule) -> go.Figure:

@@ -405,7 +405,7 @@ class SpeechPanel(Panel):
 
     @staticmethod
     def _not_fresh(token: Token) -> int:
-        return token.counts["stale"] + token.counts["torn"]
+        return len(token.judged) - token.counts["fresh"]
 
     def _line(self, token: Token) -> tuple[str, int]:
         sign = "≠" if self.differs(token.number) else "="
