@@ -281,7 +281,8 @@ class Program:
     ``streams``: name to `Stream`. ``buffers``: name to bytes of those that are there from the start (None:
     size not known); others come with `Allocate`. ``repeat``: how often the steps are made, one after the
     other, as a loop does; `unrolled` numbers the iterations. ``unseen``: in words, what this description
-    leaves out, so that nothing that was not seen is taken as safe.
+    leaves out, so that nothing that was not seen is taken as safe. ``words``: in whose words a verdict tells
+    its repair unless it is asked otherwise; one of `flashnorm_lab.hazards.WORDS`.
     """
 
     steps: tuple[Step, ...]
@@ -290,6 +291,7 @@ class Program:
     name: str = "program"
     repeat: int = 1
     unseen: tuple[str, ...] = ()
+    words: str = field(default="cupy", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "steps", tuple(self.steps))
@@ -299,8 +301,8 @@ class Program:
             raise LabError(f"repeat={self.repeat!r}: give a whole number of at least 1")
 
     def __reduce__(self) -> tuple[object, ...]:
-        parts = (self.steps, dict(self.streams), dict(self.buffers), self.name, self.repeat, self.unseen)
-        return type(self), parts
+        streams, buffers = dict(self.streams), dict(self.buffers)
+        return type(self), (self.steps, streams, buffers, self.name, self.repeat, self.unseen, self.words)
 
     def __len__(self) -> int:
         return len(self.steps)

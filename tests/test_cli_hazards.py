@@ -77,7 +77,7 @@ def test_a_racy_schedule_is_told_as_the_analysis_tells_it_and_is_status_1(capsys
     verdict = hazards.check(deferred("vector"))
     assert out == verdict.report(words or "cupy") + "\n"
     assert status == 1
-    for told in ("RAW", "norm.py:3", "smallest repair", "what the sampler reads"):
+    for told in ("RAW", "norm.py:3", "= fix:", "what the sampler reads"):
         assert told in out
 
 

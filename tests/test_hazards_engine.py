@@ -419,6 +419,25 @@ def test_the_values_that_a_read_may_observe():
     assert raw.values == ("x from produce", "x from old")
 
 
+def test_why_names_the_record_that_nobody_waits_for_and_the_wait_for_nothing():
+    (hazard,) = hazards.find(made(write("a"), Record("e", "a", source="train.py:2"), read("b")))
+    assert hazard.why == "e is recorded behind produce, at train.py:2, but b does not wait for it"
+    (hazard,) = hazards.find(
+        made(Wait("e", "b", source="train.py:1"), write("a"), Record("e", "a"), read("b"))
+    )
+    assert "its wait at train.py:1 comes before any record of e" in hazard.why
+
+
+def test_a_loop_that_was_written_out_is_repaired_at_every_turn():
+    turn = (write("a", source="train.py:2"), read("b", source="train.py:3"), Synchronize())
+    verdict = hazards.check(made(*turn, *turn, *turn))
+    assert [(h.first, h.count) for h in verdict.hazards] == [("produce", 3)]
+    assert len(verdict.repair) == 1
+    repaired = verdict.repaired()
+    assert hazards.check(repaired).clean
+    assert sum(isinstance(s, Wait) for s in repaired.steps) == 3
+
+
 def test_why_names_the_wait_that_comes_too_early():
     early = made(
         Record("e", "a", source="train.py:1"),
@@ -448,8 +467,10 @@ def test_a_report_reads_like_a_compiler_error(tmp_path, monkeypatch):
     ):
         assert line in report.splitlines()
     assert "upload_done.record(a)" in report
-    assert "default.wait_event(upload_done)" in report
-    assert "torch.cuda.Event()" in hazards.check(built).report("pytorch")
+    assert "cp.cuda.Stream.null.wait_event(upload_done)" in report
+    pytorch = hazards.check(built).report("pytorch")
+    assert "torch.cuda.Event()" in pytorch
+    assert "torch.cuda.default_stream().wait_event(upload_done)" in pytorch
     opencl = hazards.check(built).report("opencl")
     assert "cl.enqueue_barrier(default, wait_for=[upload_done])" in opencl
     with pytest.raises(LabError, match="words='hip'"):

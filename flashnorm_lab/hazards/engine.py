@@ -358,6 +358,7 @@ class Checker(Findings, HeldSteps, Captures):
         site = self._sites.get(key) or self._site(step, name, stream.name)
         if event is None:
             stream.waits.append((site, [], False))
+            stream.hints[""] = (step, None)
             return
         clock, source, _, recorded, _, _ = event
         stream.waits.append((site, clock, merge(stream.clock, clock)))

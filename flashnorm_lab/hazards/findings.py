@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..program import Allocate, Free, HostRead, HostWrite, Launch, label
+from ..program import Allocate, Free, HostRead, HostWrite, Launch, Record, label
 from .memory import Segment
 from .state import Mark, State
 from .verdict import Hazard
@@ -18,13 +18,14 @@ HAZARDS = 1000
 class Found:
     """A hazard that may still gain bytes, values and pairs like it."""
 
-    __slots__ = ("buffer", "count", "distance", "first", "kind", "new_buffer", "second", "start", "stop",
-                 "values", "why")  # fmt: skip
+    __slots__ = ("buffer", "count", "distance", "first", "kind", "kinds", "new_buffer", "second", "start",
+                 "stop", "values", "why")  # fmt: skip
 
     def __init__(self, first: Mark, second: Mark, start: int, stop: int) -> None:
         self.first, self.second, self.start, self.stop = first, second, start, stop
         self.kind = self.buffer = self.new_buffer = self.why = ""
         self.distance, self.count = 0, 1
+        self.kinds = ("", "")
         self.values: tuple[str, ...] = ()
 
     def freeze(self) -> Hazard:
@@ -45,6 +46,8 @@ class Found:
             second_source=b.source,
             first_index=self.first[2],
             second_index=self.second[2],
+            first_kind=self.kinds[0],
+            second_kind=self.kinds[1],
             second_thread=b.thread,
             first_on_host=not getattr(a, "stream", None),
             second_on_host=not getattr(b, "stream", None),
@@ -97,6 +100,7 @@ class Findings(State):
             found.kind, found.buffer, found.new_buffer, found.distance = kind, buffer, new, distance
             found.values = self._values(kind, first, second, buffer, segment)
             found.why = self._why(first, second)
+            found.kinds = (self._kind_of(where(a)), self._kind_of(where(b)))
         elif (found.first[2], found.second[2]) == (first[2], second[2]):
             found.start, found.stop = min(found.start, start), max(found.stop, stop)
             if RANK[kind] < RANK[found.kind]:
@@ -163,7 +167,10 @@ class Findings(State):
         if on == by:
             return f"{on} is out-of-order: it starts its work in any order that wait lists and barriers allow"
         hint = hints.get(on)
-        if hint is None:
+        text = self._recorded_behind(first, on, waiter)
+        if text:
+            pass
+        elif hint is None:
             text = f"{waiter} has not waited for {on} at all by then"
         else:
             step, recorded = hint
@@ -177,11 +184,30 @@ class Findings(State):
                     f"the last time that {waiter} waited for {on}, {at_source(step)}, was before "
                     f"{label(a)} was issued"
                 )
-        kinds = {name: s.kind for name in (on, by) if (s := self._streams.get(name)) is not None}
-        if "legacy" in kinds.values() and "non-blocking" in kinds.values():
-            free = next(name for name, kind in kinds.items() if kind == "non-blocking")
-            default = next(name for name, kind in kinds.items() if kind == "legacy")
+        empty = hints.get("")
+        if empty is not None:
+            text += f"; its wait {at_source(empty[0])} comes before any record of {empty[0].event}"
+        kinds = {self._kind_of(name): name for name in (on, by)}
+        if {"legacy", "non-blocking"} <= kinds.keys():
             text += (
-                f"; {free} is non-blocking, so the default stream {default} and it do not wait for each other"
+                f"; {kinds['non-blocking']} is non-blocking, so the default stream and it do not wait for "
+                "each other by themselves"
             )
         return text
+
+    def _kind_of(self, stream: str) -> str:
+        found = self._streams.get(stream)
+        return found.kind if found is not None else ""
+
+    def _recorded_behind(self, first: Mark, on: str, waiter: str) -> str:
+        """Whether an event stands for the first access already, and is only not waited for."""
+        for name, (clock, stream, _, step, _, _) in self._events.items():
+            if (
+                stream == on
+                and type(step) is Record
+                and len(clock) > first[0]
+                and clock[first[0]] >= first[1]
+            ):
+                behind = f"{name} is recorded behind {label(first[3])}, {at_source(step)}"
+                return f"{behind}, but {waiter} does not wait for it"
+        return ""

@@ -37,7 +37,7 @@ from .verdict import Hazard, Repair, Verdict
 
 BUDGET = 6000
 """How many times a program is judged anew, at most, in the search for its repair."""
-STEPS = 400_000
+STEPS = 300_000
 """And how many steps these judgements look at, at most."""
 
 Candidate = tuple[str, str, str, int, int]
@@ -75,7 +75,7 @@ def by_size(names: Sequence[str]) -> Iterator[tuple[str, ...]]:
 def judged(program: Program, length: int = 0) -> Verdict:
     """The verdict on a program, and nothing besides."""
     checker = Checker(program.streams, program.buffers, program.name, program.unseen, length or len(program))
-    return checker.feed_all(program.unrolled()).verdict()
+    return replace(checker.feed_all(program.unrolled()).verdict(), words=program.words)
 
 
 def repair(program: Program, verdict: Verdict) -> Verdict:
@@ -103,17 +103,35 @@ def insert(program: Program, repairs: Sequence[Repair]) -> Program:
         event = next(name for name in _names(r.event) if name not in taken)
         taken.add(event)
         record, wait = _steps(r, event, program)
+        waits = _alike(program, r.wait_at)
+        behind = r.record_at != r.wait_at and r.record_at > 0
+        records = [p + 1 for p in _alike(program, r.record_at - 1)] if behind else waits
         # At one and the same place every record comes first: a wait is for the record that is right there.
-        at.setdefault(r.record_at, ([], []))[0].append(record)
-        if wait is not None:
-            at.setdefault(r.wait_at, ([], []))[1].append(wait)
+        for place in records:
+            at.setdefault(place, ([], []))[0].append(record)
+        for place in waits if wait is not None else ():
+            at.setdefault(place, ([], []))[1].append(wait)
     steps: list[Step] = []
     for place, s in enumerate((*program.steps, None)):
-        records, waits = at.get(place, ([], []))
-        steps += [*records, *waits]
+        records_here, waits_here = at.get(place, ([], []))
+        steps += [*records_here, *waits_here]
         if s is not None:
             steps.append(s)
     return program.with_steps(steps)
+
+
+def _alike(program: Program, place: int) -> list[int]:
+    """The place, and all others at which the same line of code does the same: a loop that was written out."""
+    if place >= len(program.steps):
+        return [place]
+    step = program.steps[place]
+    if not step.source:
+        return [place]
+    return [p for p, s in enumerate(program.steps) if _site(s) == _site(step)]
+
+
+def _site(step: Step) -> tuple[Any, ...]:
+    return type(step), label(step), getattr(step, "stream", None), step.thread, step.source
 
 
 def _moved(program: Program, r: Repair) -> Program:
@@ -151,6 +169,7 @@ def _thread(program: Program, place: int) -> str:
 class _Search:
     def __init__(self, program: Program, verdict: Verdict) -> None:
         self.moves: list[Repair] = []
+        self.errors = len(verdict.errors)
         hazards = verdict.hazards
         while late := [h for h in hazards if Repair.between(h).kind == "move"]:
             place = self._move(program, late)
@@ -167,6 +186,11 @@ class _Search:
         self.program, self.length = program, len(program.steps)
         self.wanted = [h for h in hazards if Repair.between(h).kind != "move"]
         self.keys = {key(h) for h in self.wanted}
+        first_of: dict[Any, int] = {}
+        self.first = [  # of the places at which the same line does the same
+            first_of.setdefault(_site(s) if s.source else place, place)
+            for place, s in enumerate(program.steps)
+        ]
         self.left = max(1, min(BUDGET, STEPS // max(1, self.length * program.repeat)))
 
     def _move(self, program: Program, late: Sequence[Hazard]) -> Repair | None:
@@ -209,7 +233,7 @@ class _Search:
                 if self._remaining(sorted(pair)) == set():
                     return self._finish(sorted(pair), singles)
         chosen = self._cover(repairs, useful)
-        return self._finish(chosen, pairs and len(chosen) == 3)
+        return self._finish(chosen, pairs and len(chosen) == 3) if chosen else ([], False)
 
     def _cover(self, repairs: dict[Candidate, frozenset[Any]], useful: list[Candidate]) -> list[Candidate]:
         """One after the other, each the one that repairs the most of what is left; then those that the rest
@@ -227,7 +251,14 @@ class _Search:
             else:
                 left -= repairs[best]
             chosen.append(best)
-        self.left = max(self.left, 4 * len(chosen))
+        self.left = max(self.left, 4 * len(self.keys))
+        while left := self._remaining(chosen):  # together they may leave, or lay open, what none did alone
+            more = next((self._direct(h) for h in self.wanted if key(h) in left), None)
+            if more is None or more in chosen:
+                return []
+            chosen.append(more)
+        if left is None:
+            return []
         for c in list(chosen):
             fewer = [other for other in chosen if other != c]
             if fewer and self._remaining(fewer) == set():
@@ -236,7 +267,7 @@ class _Search:
 
     def _direct(self, h: Hazard) -> Candidate:
         between = Repair.between(h)
-        place = h.second_index % self.length
+        place = self.first[h.second_index % self.length]
         return between.kind, between.source, between.target, place, place
 
     def _candidates(self) -> Iterator[Candidate]:
@@ -247,6 +278,8 @@ class _Search:
             seen[self._direct(h)] = None
         streams = list(program.streams)
         for place, s in enumerate(program.steps):
+            if self.first[place] != place:
+                continue
             acts = getattr(s, "stream", None)
             if not isinstance(s, Launch | Record | Barrier | GraphLaunch | Free | EndCapture | Synchronize):
                 continue
@@ -261,7 +294,7 @@ class _Search:
         for h in self.wanted:
             if h.second_on_host:
                 for source in streams:
-                    place = h.second_index % self.length
+                    place = self.first[h.second_index % self.length]
                     seen["host wait", source, h.second_stream, place, place] = None
         yield from seen
 
@@ -273,7 +306,9 @@ class _Search:
             verdict = judged(program)
         except LabError:  # an ordering that would keep the host waiting for ever
             return None
-        return None if verdict.errors else {key(h) for h in verdict.hazards}
+        if len(verdict.errors) > self.errors:
+            return None
+        return {key(h) for h in verdict.hazards}
 
     def _repair(self, c: Candidate) -> Repair:
         kind, source, target, record_at, wait_at = c
@@ -289,7 +324,13 @@ class _Search:
             wait_at,
             after.source if after is not None else "",
             before.source if before is not None else "",
+            self._kind(source),
+            self._kind(target),
         )
+
+    def _kind(self, stream: str) -> str:
+        found = self.program.streams.get(stream)
+        return found.kind if found is not None else ""
 
     def _last_work(self, source: str, place: int) -> Any:
         """The work or host access of ``source`` before a place, in the iteration before if need be."""
@@ -309,7 +350,6 @@ class _Search:
     def _finish(self, chosen: Sequence[Candidate], smallest: bool) -> tuple[list[Repair], bool]:
         """Move each record as early and each wait as late as repairs all the same: that orders the least."""
         chosen = list(chosen)
-        self.left = max(self.left, 2 * self.length * len(chosen))
         if self.length * self.program.repeat <= 500 and self._remaining(chosen) == set():
             for i, c in enumerate(chosen):
                 chosen[i] = self._relaxed(chosen, i, c)
@@ -322,13 +362,14 @@ class _Search:
             return c
         if kind == "edge":
             for place in range(self.length - 1, wait_at, -1):
-                if not _works(self.program.steps[place], target):
+                if self.first[place] != place or not _works(self.program.steps[place], target):
                     continue
                 moved = (kind, source, target, min(c[3], place), place)
                 if self._remaining([*chosen[:i], moved, *chosen[i + 1 :]]) == set():
                     wait_at = place
                     break
-        places = [p + 1 for p in range(self.length) if _works(self.program.steps[p], source)]
+        works = (p for p in range(self.length) if self.first[p] == p)
+        places = [p + 1 for p in works if _works(self.program.steps[p], source)]
         earlier = [p for p in places if p <= wait_at]
         if self.program.repeat > 1:  # behind the wait in the list is the iteration before it
             earlier = [p for p in places if p > wait_at] + earlier

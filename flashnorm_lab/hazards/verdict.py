@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 WORDS = ("cupy", "pytorch", "opencl")
 """In whose words a repair can be told."""
+TOLD = 10
+"""How many waits that are needed for nothing a report tells."""
+DEFAULT_STREAMS = {
+    "legacy": {"cupy": "cp.cuda.Stream.null", "pytorch": "torch.cuda.default_stream()"},
+    "per-thread": {"cupy": "cp.cuda.Stream.ptds"},
+}
+"""What CUDA's default streams are called."""
 
 
 def check_words(words: str) -> str:
@@ -34,7 +41,8 @@ class Hazard:
     ``first`` comes before ``second`` in the host's order, ``distance`` iterations apart (0: the same, or none
     are numbered: ``numbered``). ``first_index`` and ``second_index`` are their places in the unrolled list of
     steps (of captured work: where it was captured), ``*_source`` the lines that issued them, ``*_on_host``
-    whether the host itself is meant, ``second_thread`` the host thread that issued the second. ``start`` and
+    whether the host itself is meant, ``second_thread`` the host
+    thread that issued the second, ``*_kind`` the kind of stream. ``start`` and
     ``stop`` are the overlapping bytes of ``buffer``, for a reuse of ``new_buffer``. ``values``: what the read
     may observe or, for two writes, what may be left. ``why``: what orders the two nearly, or that nothing
     does. ``repair``: an edge that orders them, by its name where it has one. ``count``: how many pairs like
@@ -57,6 +65,8 @@ class Hazard:
     second_source: str = ""
     first_index: int = -1
     second_index: int = -1
+    first_kind: str = ""
+    second_kind: str = ""
     second_thread: str = "host"
     first_on_host: bool = False
     second_on_host: bool = False
@@ -162,6 +172,10 @@ class Hazard:
             return [f"put back {self.repair}"]
         edge = Repair.between(self)
         lines = [edge.text, *(f"    {line}" for line in edge.lines(words))]
+        if words == "opencl" and edge.kind == "edge" and edge.source != edge.target:
+            lines.append(
+                f"or keep the event that enqueuing {self.first} returns, and let {self.second} wait for it"
+            )
         if self.kind == "reuse" and words == "pytorch":
             lines.append(f"or, where a tensor is {self.buffer}: {_name(self.buffer)}.record_stream("
                          f"{_name(self.first_stream)}) before it is freed")  # fmt: skip
@@ -248,6 +262,8 @@ class Repair:
     wait_at: int = -1
     after_source: str = ""
     before_source: str = ""
+    source_kind: str = ""
+    target_kind: str = ""
 
     @classmethod
     def between(cls, hazard: Hazard) -> Repair:
@@ -268,6 +284,8 @@ class Repair:
             hazard.second_index,
             hazard.first_source,
             hazard.second_source,
+            hazard.first_kind,
+            hazard.second_kind,
         )
 
     @property
@@ -305,7 +323,11 @@ class Repair:
             _comment("after", self.after, self.after_source),
             _comment("before", self.before, self.before_source),
         )
-        e, source, target = self.event, _name(self.source), _name(self.target)
+        e = self.event
+        source, target = (
+            DEFAULT_STREAMS.get(kind, {}).get(words) or _name(name)
+            for name, kind in ((self.source, self.source_kind), (self.target, self.target_kind))
+        )
         if self.kind == "hand over":
             flag = f"{_name(self.after)}_made"
             return _aligned([
@@ -338,7 +360,8 @@ class Verdict:
     ``errors``: what the program would fail with, such as a capture with a fork that never joins. ``repair``:
     the smallest set of edges found that repairs all hazards; ``smallest`` tells whether no smaller one can
     be. ``redundant``: waits that order nothing new. ``unseen``: what the description of the program leaves
-    out; nothing of that is taken as safe. ``program``: what was judged, where it was given as a whole.
+    out; nothing of that is taken as safe. ``words``: in whose words it is told. ``program``: what was judged,
+    where it was given as a whole.
     """
 
     name: str
@@ -351,6 +374,7 @@ class Verdict:
     launches: int = 0
     steps: int = 0
     more: int = 0
+    words: str = field(default="cupy", compare=False)
     program: Program | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -373,15 +397,17 @@ class Verdict:
         found += [_count(len(self.errors), "error", "errors")] if self.errors else []
         return f"{size}, {' and '.join(found) if found else 'no hazard'}"
 
-    def report(self, words: str = "cupy") -> str:
+    def report(self, words: str | None = None) -> str:
         """The verdict as a compiler would tell it, with lines to add in the words of one of `WORDS`."""
-        check_words(words)
+        words = check_words(self.words if words is None else words)
         parts = [self.summary()]
         parts += [p.explain() for p in self.errors]
         parts += [h.report(words) for h in self.hazards]
         if self.more:
             parts.append(f"and {self.more} more")
-        if self.repair:
+        if len(self.repair) == len(self.hazards) == 1 and self.smallest:
+            pass  # the hazard has told it
+        elif self.repair:
             what = "The smallest repair" if self.smallest else "A repair"
             edges = _count(len(self.repair), "ordering", "orderings")
             lines = [f"{what} of all: {edges}"]
@@ -391,7 +417,9 @@ class Verdict:
                     lines += [f"       {line}" for line in repair.lines(words)]
             parts.append("\n".join(lines))
         if self.redundant:
-            parts.append("\n".join(["Needed for nothing:", *(f"  {r.explain()}" for r in self.redundant)]))
+            lines = [f"  {r.explain()}" for r in self.redundant[:TOLD]]
+            lines += [f"  and {len(self.redundant) - TOLD} more"] * (len(self.redundant) > TOLD)
+            parts.append("\n".join(["Needed for nothing:", *lines]))
         if self.unseen:
             parts.append("\n".join(["Not seen, and so not judged:", *(f"  {text}" for text in self.unseen)]))
         return "\n\n".join(parts)
