@@ -385,6 +385,19 @@ def test_pool_memory_that_is_handed_out_for_ever_keeps_no_past():
     assert len(segment.old) <= 2 * memory.READERS
 
 
+def test_events_that_are_new_in_every_turn_are_waited_for_at_one_place():
+    checker = Checker(STREAMS, BUFFERS)
+    for number in range(100):
+        checker.feed(write("a", event=f"e{number}", source="loop.py:2"))
+        checker.feed(read("b", after=(f"e{number}",), event=f"r{number}", source="loop.py:3"))
+        checker.feed(Launch("next", "a", after=(f"r{number}", f"e{number}"), source="loop.py:4"))
+        checker.feed(DestroyEvent(f"e{number}"))
+        checker.feed(DestroyEvent(f"r{number}"))
+    assert len(checker._sites) == 3
+    (needless,) = checker.verdict().redundant  # of two in one list, the one that the other implies
+    assert (needless.waiter, needless.what, needless.source) == ("a", "e0", "loop.py:4")
+
+
 def test_events_that_are_destroyed_are_forgotten():
     checker = Checker(STREAMS, BUFFERS)
     for number in range(100):

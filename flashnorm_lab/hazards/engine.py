@@ -195,8 +195,8 @@ class Checker(Findings, HeldSteps, Captures):
             component = self._chain(stream, clock)
             stream.chains[component] = clock
         else:
-            for event in step.after:
-                self._wait_for(event, stream, step, host)
+            for place, event in enumerate(step.after):
+                self._wait_for(event, stream, step, host, place)
             self._arrive(stream, host)
             clock, component = stream.clock, stream.component
         clock[component] += 1
@@ -246,9 +246,9 @@ class Checker(Findings, HeldSteps, Captures):
     def _take_after(self, step: Launch, clock: Clock, host: Host) -> None:
         """Put the wait list's events into a command's clock, and note which of them orders something new."""
         taken = []
-        for name in step.after:
+        for place, name in enumerate(step.after):
             event = self._usable(name, host)
-            taken.append((self._site(step, name, step.stream), event[0] if event else []))
+            taken.append((self._site(step, name, step.stream, place), event[0] if event else []))
         self._note_waits(taken, clock)
         for _, other in taken:
             merge(clock, other)
@@ -317,15 +317,16 @@ class Checker(Findings, HeldSteps, Captures):
         if not step.event:
             self._check_event_name(step, step.event)
         self._wait_for(step.event, stream, step, host)
-        if stream.kind == "legacy":  # a wait is an action of its own there
+        if stream.kind == "legacy":  # a wait is an action of its own there, and orders whatever it waits for
+            self._site(step, step.event, stream.name)[0] += 1
             self._arrive(stream, host)
             self._leave(stream)
 
     def _barrier(self, step: Barrier) -> None:
         stream, host = self._stream(step), self._host(step.thread)
-        for event in step.after:
+        for place, event in enumerate(step.after):
             self._check_event_name(step, event)
-            self._wait_for(event, stream, step, host)
+            self._wait_for(event, stream, step, host, place)
         if stream.kind == "out-of-order":
             clock = stream.clock
             merge(clock, self._command_clock(stream, host) if step.after else self._all_of(stream, host))
@@ -345,24 +346,28 @@ class Checker(Findings, HeldSteps, Captures):
             return event
         return None
 
-    def _wait_for(self, name: str, stream: StreamState, step: Any, host: Host) -> None:
+    def _wait_for(self, name: str, stream: StreamState, step: Any, host: Host, place: int = 0) -> None:
         event = self._events.get(name)
         if event is not None and event[4] != host.name and event[4]:
             event = self._usable(name, host)
+        if stream.version != host.version:
+            merge(stream.clock, host.clock)
+            stream.version = host.version
+            if stream.waits:
+                stream.base += [0] * (len(stream.clock) - len(stream.base))
+                merge(stream.base, host.clock)
         if not stream.waits:
-            if stream.version != host.version:
-                merge(stream.clock, host.clock)
-                stream.version = host.version
             stream.base = stream.clock.copy()
-        key = (stream.name, step.source or (name, self._index % self.length))
-        site = self._sites.get(key) or self._site(step, name, stream.name)
+        source = step.source
+        key = (stream.name, source, place) if source else (stream.name, name, self._index % self.length)
+        site = self._sites.get(key) or self._site(step, name, stream.name, place)
         if event is None:
             stream.waits.append((site, [], False))
             stream.hints[""] = (step, None)
             return
-        clock, source, _, recorded, _, _ = event
+        clock, on, _, recorded, _, _ = event
         stream.waits.append((site, clock, merge(stream.clock, clock)))
-        stream.hints[source] = (step, recorded)
+        stream.hints[on] = (step, recorded)
 
     def _judge_waits(self, stream: StreamState, host: Host | None = None) -> None:
         """Which of the waits since the last work on this stream order something that nothing else does?
@@ -409,9 +414,14 @@ class Checker(Findings, HeldSteps, Captures):
                 kept = rest
             site[useless] += 1
 
-    def _site(self, step: Step, event: str, waiter: str) -> list[Any]:
-        """The counts of one place in the program that orders: useful, orders nothing new; and the step."""
-        key = (waiter, step.source or (event, self._index % self.length))
+    def _site(self, step: Step, event: str, waiter: str, place: int = 0) -> list[Any]:
+        """The counts of one place in the program that orders: useful, orders nothing new; and the step.
+
+        A place is a line of the program, and in a wait list the number in the list: an event may be a new one
+        in every turn of a loop.
+        """
+        source = step.source
+        key = (waiter, source, place) if source else (waiter, event, self._index % self.length)
         site = self._sites.get(key)
         if site is None:
             site = self._sites[key] = [0, 0, step, event, waiter, self._index]
@@ -448,6 +458,8 @@ class Checker(Findings, HeldSteps, Captures):
             streams = [self._stream(step)] if step.stream is not None else list(self._streams.values())
             if len(streams) == 1 and streams[0].kind == "legacy":
                 streams += streams[0].context.blocking
+            elif len(streams) == 1 and streams[0].kind in BLOCKING and streams[0].context.legacy is not None:
+                streams.append(streams[0].context.legacy)
             for stream in streams:
                 self._judge_waits(stream)
                 told += [(stream.name, clock, None) for clock in (stream.clock, *stream.chains.values())]
@@ -501,16 +513,16 @@ class Checker(Findings, HeldSteps, Captures):
             for segment in segments:
                 write = segment.write
                 if a.writes:
-                    if write is not None:
-                        if clock[write[0]] < write[1]:
-                            self._hazard("WAW", write, mark, a.buffer, segment)
-                        segment.older, segment.before = segment.before, write
+                    if write is not None and clock[write[0]] < write[1]:
+                        self._hazard("WAW", write, mark, a.buffer, segment)
                     reads = segment.reads
                     if reads:
                         for read in reads.values():
                             if clock[read[0]] < read[1]:
                                 self._hazard("WAR", read, mark, a.buffer, segment)
                         segment.reads = {key: mark} if reads.get(key) is mark else {}
+                    if write is not None:
+                        segment.older, segment.before = segment.before, write
                     segment.write = mark
                 else:
                     if write is mark:  # written by the same launch, which reads what was there before that

@@ -122,7 +122,8 @@ class Findings(State):
             older = (segment.before, segment.older) if segment.write is first else (segment.write,)
             writes = [first, *(write for write in older if write is not None and write is not first)]
         elif kind == "WAR":
-            writes = [second, *([segment.write] if segment.write not in (None, second) else [])]
+            older = segment.before if segment.write is first else segment.write  # first may work in place
+            writes = [second, *([older] if older not in (None, second) else [])]
         else:
             writes = [second, first]
         told: list[str] = []
@@ -135,16 +136,21 @@ class Findings(State):
                 told.append(f"what {buffer} held at the start")
             elif kind == "RAW":
                 told.append("an older one")
-            elif kind == "WAR" and segment.write is None:
+            elif kind == "WAR" and older is None:
                 told.append(f"what {buffer} held at the start")
         return tuple(dict.fromkeys(told))
 
     def _before(self, mark: Mark, second: Mark) -> bool:
         stream = second[3].stream if isinstance(second[3], Launch) else None
         owner = self._streams.get(stream) if stream is not None else self._hosts.get(second[3].thread)
-        return owner is not None and owner.clock[mark[0]] >= mark[1]
+        if owner is None:
+            return False
+        clock = getattr(owner, "chains", {}).get(second[0], owner.clock)  # out of order: of that command
+        return clock[mark[0]] >= mark[1]
 
     def _value(self, write: Mark, reader: Mark, buffer: str) -> str:
+        if type(write[3]) is Allocate:
+            return f"what {buffer} held at the start"
         if write[4] >= 0 and reader[4] >= 0:
             back = reader[4] - write[4]
             return f"{buffer} of step t" + (f"{-back:+d}" if back else "")

@@ -100,6 +100,9 @@ class Captures(State):
                 return False
             capture = stream.capture = joins[0]
             capture.clocks.setdefault(stream.name, {})
+            place = next(i for i, e in enumerate(after) if e in capture.events)
+            # Without this wait the stream would not be captured.
+            self._site(step, after[place], stream.name, place)[0] += 1
         capture = stream.capture
         clock = capture.clocks[stream.name]
         for event in after:
@@ -208,8 +211,8 @@ class Captures(State):
             return
         self.launches += 1
         stream, host = self._streams[node.stream], self._hosts[node.thread]
-        for event in node.after:
-            self._wait_for(event, stream, node, host)
+        for place, event in enumerate(node.after):
+            self._wait_for(event, stream, node, host, place)
         self._judge_waits(stream)
         stream.clock[stream.component] += 1
         mark = (stream.component, stream.clock[stream.component], self._index, node, number)

@@ -268,7 +268,7 @@ class Repair:
     @classmethod
     def between(cls, hazard: Hazard) -> Repair:
         """The ordering that a hazard alone asks for."""
-        if hazard.first == f"free of {hazard.buffer}":
+        if hazard.kind == "use after free" and hazard.first == f"free of {hazard.buffer}":
             kind = "move"
         elif hazard.first_on_host:
             kind = "hand over"
