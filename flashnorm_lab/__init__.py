@@ -6,17 +6,19 @@ Importing this package loads nothing else. Its submodules are loaded on first us
 
 from importlib import import_module
 from importlib.util import find_spec
-from types import ModuleType
+from typing import Any
 
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> ModuleType:
-    """Load the submodule `flashnorm_lab.<name>` when it is first asked for.
+def __getattr__(name: str) -> Any:
+    """Load the submodule `flashnorm_lab.<name>`, or the function `record`, when it is first asked for.
 
     Raises:
         AttributeError: there is no such submodule.
     """
+    if name == "record":
+        return import_module(f"{__name__}.recording").record
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
