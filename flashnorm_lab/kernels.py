@@ -16,7 +16,16 @@ from pathlib import Path
 from .errors import LabError
 from .resources import kernels_folder
 
-NAMES = ("rms_norm", "inv_rms", "projection", "post_scale", "fused_norm_projection", "spin")
+NAMES = (
+    "rms_norm",
+    "inv_rms",
+    "projection",
+    "post_scale",
+    "fused_norm_projection",
+    "spin",
+    "observe",
+    "produce",
+)
 STORAGE_TYPES = ("float32", "float16", "bfloat16")
 MAX_GRID_Y = 65535
 """CUDA's limit on a grid's second dimension; kernels loop over the tokens beyond it."""
@@ -30,6 +39,8 @@ TUNING: Mapping[str, Mapping[str, Mapping[str, int]]] = {
         "fused_norm_projection": {"LANES": 32, "ROWS": 8, "UNROLL": 4},
         "post_scale": {"THREADS": 256},
         "spin": {},
+        "observe": {},
+        "produce": {},
     },
     # A CPU core runs a block's threads one after the other, so one lane a row does the least work; 32
     # partial sums are four vectors of 8 floats, and 16 rows a work-group keep the scheduling cost small.
@@ -40,6 +51,8 @@ TUNING: Mapping[str, Mapping[str, Mapping[str, int]]] = {
         "fused_norm_projection": {"LANES": 1, "ROWS": 16, "UNROLL": 32},
         "post_scale": {"THREADS": 64},
         "spin": {},
+        "observe": {},
+        "produce": {},
     },
 }
 """Compile-time settings of each kernel: for GPUs (through CUDA or OpenCL) and for CPUs."""

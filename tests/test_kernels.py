@@ -148,6 +148,76 @@ def test_spin_does_every_iteration(device, iterations):
     assert sink[0] == pytest.approx(1 - 0.75 * 0.999**iterations, rel=1e-4)
 
 
+# The stand-ins of programs that are played back
+
+
+def run_words(device, name, sizes, **arguments):
+    """Launch a kernel on words of 32 bits; buffers that are not given hold `UNTOUCHED_WORD`. Its buffers."""
+    import pyopencl as cl
+
+    code = kernels.load(name)
+    kernel = cl.Kernel(device.program(name, code.defines("cpu")), name)
+    memory, values = {}, []
+    for argument in code.arguments:
+        if not argument.is_buffer:
+            values.append(np.int32(arguments[argument.name]))
+            continue
+        words = np.full(sizes[argument.name], UNTOUCHED_WORD, np.uint32)
+        given = np.asarray(arguments.get(argument.name, ()), np.uint32)
+        words[: len(given)] = given
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
+        memory[argument.name] = cl.Buffer(device.context, flags, hostbuf=words)
+        values.append(memory[argument.name])
+    kernel.set_args(*values)
+    cl.enqueue_nd_range_kernel(device.queues["main"], kernel, *code.geometry("cpu", 1, 1, 1))
+    found = {}
+    for name, buffer in memory.items():
+        found[name] = np.empty(sizes[name], np.uint32)
+        cl.enqueue_copy(device.queues["main"], found[name], buffer)
+    return found
+
+
+UNTOUCHED_WORD = 0xABCDABCD
+SIZES = {"arena": 9, "places": 12, "seen": 11}
+
+
+def test_observe_notes_the_words_of_its_places_in_its_own_slots(device):
+    arena, places = [10, 11, 12, 13, 14, 15, 0xFFFFFFFF, 17, 18], [0, 8, 6, 3, 1, 1]
+    found = run_words(
+        device, "observe", SIZES, arena=arena, places=places, first_place=1, first_seen=4, count=4
+    )
+    assert found["seen"].tolist() == [UNTOUCHED_WORD] * 4 + [18, 0xFFFFFFFF, 13, 11] + [UNTOUCHED_WORD] * 3
+    assert found["arena"].tolist() == arena
+
+
+def test_observe_and_produce_with_nothing_to_do_touch_nothing(device):
+    none = {"first_place": 0, "first_seen": 0, "count": 0, "number": 7, "reads": 0, "writes": 0}
+    for name in ("observe", "produce"):
+        for words in run_words(device, name, SIZES, **none).values():
+            assert (words == UNTOUCHED_WORD).all()
+
+
+def produced(device, number, seen, places=(3, 5)):
+    numbers = {"number": number, "first_place": 1, "first_seen": 1, "reads": len(seen), "writes": len(places)}
+    read = {"seen": [1, *seen], "places": [9, *range(len(seen)), *places]}
+    arena = run_words(device, "produce", SIZES, **read, **numbers)["arena"].tolist()
+    assert [w for i, w in enumerate(arena) if i not in places] == [UNTOUCHED_WORD] * (9 - len(places))
+    return [arena[p] for p in places]
+
+
+def test_what_produce_writes_tells_launch_place_and_all_that_was_read(device):
+    reads = ((), (4,), (5,), (4, 5), (5, 4))
+    values = [produced(device, number, seen) for number in (1, 2, 70000) for seen in reads]
+    assert len({v for pair in values for v in pair}) == 2 * len(values)
+
+
+def test_the_host_computes_what_produce_writes(device):
+    from flashnorm_lab.exposure.play import _hashes
+
+    for number, seen in ((1, ()), (12345, (0xFFFFFFFF, 0, 0xDEAD0003)), (2**31 - 1, (7,) * 5)):
+        assert produced(device, number, seen) == _hashes(number, seen, (3, 5)).tolist()
+
+
 # What is read off the text
 
 

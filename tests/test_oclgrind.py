@@ -35,6 +35,8 @@ BROKEN = {
     "a write past the end": ("post_scale", "if (column >= k) return;", "", "Invalid write"),
     "a barrier that some skip": ("projection", "        float sum = 0.0f;", "        if (row >= k) return;\n"
                                  "        float sum = 0.0f;", "divergence"),
+    "a word read past the end": ("observe", "i < count", "i <= count", "Invalid read"),
+    "a word written past the end": ("produce", "arena[place] =", "arena[place + 1] =", "Invalid write"),
     "a read of what was never written": ("projection", "scratch[threadIdx.x] = mine;", "", "Uninitialized"),
 }  # fmt: skip
 
@@ -67,12 +69,15 @@ def launch(name, target, shape, break_it=None):
     program = cl.Program(context, source(name, break_it)).build(options=list(code.defines(target)))
     tokens, n, k = shape
     sizes = {"x": tokens * n, "g": n, "W": k * n, "W_folded": k * n, "h": tokens * n, "y": tokens * k,
-             "r": tokens, "z": tokens * k, "sink": 1}  # fmt: skip
-    numbers = {"tokens": tokens, "n": n, "k": k, "eps": 1e-5, "iterations": 5}
+             "r": tokens, "z": tokens * k, "sink": 1, "arena": n, "places": n, "seen": n}  # fmt: skip
+    numbers = {"tokens": tokens, "n": n, "k": k, "eps": 1e-5, "iterations": 5, "number": 3, "count": n,
+               "first_place": 0, "first_seen": 0, "reads": n // 2, "writes": n - n // 2}  # fmt: skip
     arguments = []
     for argument in code.arguments:
         if argument.reads:
             values = np.random.default_rng(0).standard_normal(sizes[argument.name], np.float32)
+            if argument.name == "places":
+                values = np.arange(n, dtype=np.int32)
             flags = cl.mem_flags.READ_WRITE | cl.mem_flags.COPY_HOST_PTR
             arguments.append(cl.Buffer(context, flags, hostbuf=values))
         elif argument.writes:
