@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import LabError
 from . import jsonfile
@@ -28,6 +28,33 @@ CALLS = (
     ("wait", re.compile(r"StreamWait")),
     ("synchronize", re.compile(r"Synchronize")),
 )
+
+
+class Entries(NamedTuple):
+    """What a trace holds, each list in the file's order; times in nanoseconds.
+
+    ``calls``: (name, (pid, tid), start, duration, correlation) of each call of the runtime or driver.
+    ``work``: (name, (device, stream), start, duration, category, correlation, args) of each piece of device
+    work. ``ranges``: (name, (pid, tid), start, duration). ``syncs``: (number of the event, the event as it
+    stands there) of each entry of category "cuda_sync". A correlation that is missing is -1. ``left_out``
+    counts all else.
+    """
+
+    calls: list[tuple[str, tuple[Any, Any], int, int, int]]
+    work: list[tuple[str, tuple[Any, Any], int, int, str, int, Mapping[str, Any]]]
+    ranges: list[tuple[str, tuple[Any, Any], int, int]]
+    syncs: list[tuple[int, Mapping[str, Any]]]
+    left_out: Counter[str]
+
+
+def entries(trace: Any, where: str) -> Entries:
+    """What a trace's JSON holds; ``where`` names it in messages. ``LabError`` for a broken one."""
+    events = trace.get("traceEvents") if isinstance(trace, Mapping) else trace
+    if not isinstance(events, list):
+        raise LabError(
+            f"{where}: there is no list of traceEvents in it; a Chrome or Kineto trace was expected"
+        )
+    return _sort(events, where, base_time(trace, where))
 
 
 def from_kineto(
@@ -54,22 +81,15 @@ def from_kineto(
     if isinstance(trace, str | PathLike):
         source, trace = source or str(trace), jsonfile.load(trace)
     where = source or "the trace"
-    events = trace.get("traceEvents") if isinstance(trace, Mapping) else trace
-    if not isinstance(events, list):
-        raise LabError(
-            f"{where}: there is no list of traceEvents in it; a Chrome or Kineto trace was expected"
-        )
-    base = _base(trace, where)
-    calls, work, ranges, waits, left_out = _sort(events, where, base)
+    calls, work, ranges, syncs, left_out = entries(trace, where)
+    waits = [event.get("args") or {} for _, event in syncs if event.get("name") == "Stream Wait Event"]
     if not calls and not work and not ranges:
         found = ", ".join(f"{n} {c}" for c, n in left_out.most_common(4)) or "no events"
         raise LabError(f"{where}: holds no kernel, copy, runtime call or annotated range to show ({found})")
 
     build = TimelineBuilder()
     threads = list(dict.fromkeys(thread for _, thread, *_ in sorted(calls, key=lambda c: c[2]) or ranges))
-    hosts = {t: "host" if len(threads) == 1 else f"host {t[1]}" for t in threads}
-    if len(set(hosts.values())) < len(hosts):
-        hosts = {t: f"host {t[0]}/{t[1]}" for t in threads}
+    hosts = host_names(threads)
     for name in hosts.values():
         build.lane(name, "host")
     places = sorted({place for _, place, *_ in work}, key=lambda p: [_number(v) for v in p])
@@ -105,7 +125,7 @@ def from_kineto(
             step_of.setdefault(correlation, step)
             called_at.setdefault(correlation, start)
     spans: dict[tuple[Any, Any], list[tuple[int, int]]] = defaultdict(list)
-    for name, place, start, duration, category, correlation in work:
+    for name, place, start, duration, category, correlation, _ in work:
         span = build.span(
             name, lanes[place], start, duration, category, correlation, step_of.get(correlation, -1)
         )
@@ -122,8 +142,17 @@ def from_kineto(
     return build.build(**{k: v for k, v in found.items() if v} | meta)
 
 
-def _sort(events: list[Any], source: str, base: int) -> tuple[list, list, list, list, Counter[str]]:
-    calls, work, ranges, waits = [], [], [], []
+def host_names(threads: Iterable[tuple[Any, Any]]) -> dict[tuple[Any, Any], str]:
+    """A name for each thread (pid, tid): "host" for the only one, else with as much as tells them apart."""
+    threads = list(threads)
+    hosts = {t: "host" if len(threads) == 1 else f"host {t[1]}" for t in threads}
+    if len(set(hosts.values())) < len(hosts):
+        hosts = {t: f"host {t[0]}/{t[1]}" for t in threads}
+    return hosts
+
+
+def _sort(events: list[Any], source: str, base: int) -> Entries:
+    calls, work, ranges, syncs = [], [], [], []
     left_out: Counter[str] = Counter()
     for i, event in enumerate(events):
         if not isinstance(event, Mapping):
@@ -138,30 +167,29 @@ def _sort(events: list[Any], source: str, base: int) -> tuple[list, list, list, 
             raise LabError(f"{source}, event {i}: args is {args!r}; an object was expected")
         name = str(event.get("name", ""))
         if category == "cuda_sync":
-            if name == "Stream Wait Event":
-                waits.append((i, args))
+            syncs.append((i, event))
             continue
         if category not in DEVICE and category not in HOST and category != "user_annotation":
             left_out[category or "unnamed"] += 1
             continue
-        start = base + _time(event, "ts", i, source)
-        duration = _time(event, "dur", i, source)
+        start = base + time_of(event, "ts", i, source)
+        duration = time_of(event, "dur", i, source)
         if duration < 0:
             raise LabError(f"{source}, event {i} ({name}): dur is {event['dur']}; at least 0 was expected")
-        correlation = _id(args.get("correlation"))
+        correlation = id_of(args.get("correlation"))
         if category in DEVICE:
             device, stream = args.get("device", event.get("pid")), args.get("stream", event.get("tid"))
-            work.append((name, (device, stream), start, duration, DEVICE[category], correlation))
+            work.append((name, (device, stream), start, duration, DEVICE[category], correlation, args))
         elif category in HOST:
             calls.append((name, (event.get("pid"), event.get("tid")), start, duration, correlation))
         else:
             ranges.append((name, (event.get("pid"), event.get("tid")), start, duration))
-    return calls, work, ranges, waits, left_out
+    return Entries(calls, work, ranges, syncs, left_out)
 
 
 def _add_edges(
     build: TimelineBuilder,
-    waits: list[tuple[int, Mapping[str, Any]]],
+    waits: list[Mapping[str, Any]],
     called_at: dict[int, int],
     spans: dict[tuple[Any, Any], list[tuple[int, int]]],
 ) -> int:
@@ -169,9 +197,9 @@ def _add_edges(
     for work in spans.values():
         work.sort()
     unknown = 0
-    for _, args in waits:
-        recorded = called_at.get(_id(args.get("wait_on_cuda_event_record_corr_id")))
-        waited = called_at.get(_id(args.get("correlation")))
+    for args in waits:
+        recorded = called_at.get(id_of(args.get("wait_on_cuda_event_record_corr_id")))
+        waited = called_at.get(id_of(args.get("correlation")))
         before = spans.get((args.get("device"), args.get("wait_on_stream")), [])
         behind = spans.get((args.get("device"), args.get("stream")), [])
         if recorded is None or waited is None:
@@ -194,7 +222,8 @@ def _device(trace: Any) -> str:
     return ", ".join(dict.fromkeys(names))
 
 
-def _base(trace: Any, source: str) -> int:
+def base_time(trace: Any, source: str) -> int:
+    """Nanoseconds that all times of the trace count from; 0 where it says nothing."""
     base = trace.get("baseTimeNanoseconds", 0) if isinstance(trace, Mapping) else 0
     try:
         return int(base)
@@ -202,7 +231,8 @@ def _base(trace: Any, source: str) -> int:
         raise LabError(f"{source}: baseTimeNanoseconds is {base!r}; a whole number was expected") from None
 
 
-def _time(event: Mapping[str, Any], key: str, i: int, source: str) -> int:
+def time_of(event: Mapping[str, Any], key: str, i: int, source: str) -> int:
+    """The time under ``key`` of event number ``i``, in nanoseconds. ``LabError`` if there is none."""
     value = event.get(key)
     if isinstance(value, float):
         value = Decimal(repr(value))
@@ -214,7 +244,8 @@ def _time(event: Mapping[str, Any], key: str, i: int, source: str) -> int:
         raise LabError(f"{source}, event {i} ({event.get('name')}): {key} cannot be read: {error}") from None
 
 
-def _id(value: Any) -> int:
+def id_of(value: Any) -> int:
+    """A number that stands for something; -1, "not known", for whatever is no number of at least 0."""
     try:
         return max(int(value), -1)
     except (TypeError, ValueError):
