@@ -8,7 +8,9 @@ labelled. Texts from a trace are shown as text, never as markup.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from . import program as programs
 from .errors import LabError
 from .schedule import Copy, HostRead, HostWrite, Launch, Record, Schedule, Synchronize, Wait, describe
 from .timeline.table import CATEGORIES, NO_DELAY, OUTCOMES, Timeline
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from .hazards import Hazard
     from .lessons import Curves, Spoken
+    from .program import Program
 
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 VERMILION, PURPLE, YELLOW = "#D55E00", "#CC79A7", "#F0E442"
@@ -44,14 +48,22 @@ OUTCOME_STYLE = {  # colour, plotly's hatch, matplotlib's hatch
     "fresh": (SKY, "", ""),
     "stale": (VERMILION, "/", "///"),
     "torn": (PURPLE, "x", "xxx"),
+    "early": (ORANGE, "\\", "\\\\\\"),
 }
-MARKS = {"stale": ("triangle-down", "v"), "torn": ("diamond", "D")}  # plotly's marker, matplotlib's
-STATES = ("fresh", "stale", "neither")
-STATE_COLOURS = ("#DCEBF5", VERMILION, "#2B2B2B")  # light to dark, so that they differ in grey too
+MARKS = {  # plotly's marker, matplotlib's
+    "stale": ("triangle-down", "v"),
+    "torn": ("diamond", "D"),
+    "early": ("triangle-up", "^"),
+}
+STATES = ("fresh", "stale", "neither", "early")
+STATE_COLOURS = ("#DCEBF5", VERMILION, "#2B2B2B", ORANGE)  # of four lightnesses, so that they differ in grey
+BAD_FIRST = (2, 3, 1, 0)
+"""States of an element, the one first that a cell shows where it holds several."""
 
 MAX_SPANS = 4000
 MAX_SENTENCES = 5
 MAX_WORDS = 12
+MAX_NODES = 32
 BAR = 0.5
 PLOT_PX = 760
 ROW_PX = 95
@@ -66,10 +78,11 @@ def timeline(t: Timeline, steps: int | Iterable[int] | None = None, title: str |
     """The timeline as lanes of bars: host calls on top, then main, matrix, vector and any other stream.
 
     Bars start and last in microseconds from the first span shown; hover tells exact nanoseconds. Black arrows
-    are edges (what a stream waited for), dotted lines lead from a host call to the work it enqueued. A stale
-    or torn result is hatched, coloured and labelled with its kernel's name (marked only, where there are more
-    than `MAX_WORDS`); a line leads from it to the work of the same step that was not done when it began, and
-    on to that work's end. Bars too short to see are drawn 2 pixels wide.
+    are edges (what a stream waited for), dotted lines lead from a host call to the work it enqueued. A result
+    that is not fresh is hatched, coloured and labelled with its kernel's name (marked only, where there are
+    more than `MAX_WORDS`). A line leads from a stale or torn one to the work of the same step that was not
+    done when it began, and on to that work's end; from an early one back to the end of a later step's work
+    that was done before it began. Bars too short to see are drawn 2 pixels wide.
 
     steps: one step, several, or None for all. Beyond `MAX_SPANS` spans the earliest are shown, and the
     subtitle says so. ``LabError`` for steps that are not there.
@@ -118,7 +131,8 @@ def timeline(t: Timeline, steps: int | Iterable[int] | None = None, title: str |
     )
     edges = np.stack([t.edge_source, t.edge_target], axis=1)
     data += _lines("edge: waits for", view.pairs(edges, "end", t.edge_name), INK, "solid", arrow=True)
-    data += _early_lines(view.early_reads())
+    data += _read_lines("input not done yet", view.early_reads())
+    data += _read_lines("input replaced already", view.late_reads())
     data += view.labels()
     below = 52 + 19 * _legend_rows([trace["name"] for trace in data if "name" in trace])
     layout = _layout(title or view.title(), view.subtitle(), 75 + 58 * max(1, len(view.rows)) + below)
@@ -194,7 +208,7 @@ def timeline_static(
     }
     for x0, y0, x1, y1, _ in view.pairs(edges, "end", t.edge_name):
         axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=4)
-    for x0, y0, x1, y1, _ in view.early_reads():
+    for x0, y0, x1, y1, _ in view.early_reads() + view.late_reads():
         axes.plot([x0, x0, x1], [y0, y1, y1], color=VERMILION, linestyle="--", linewidth=1.2, zorder=4)
         axes.plot([x1], [y1], color=VERMILION, marker="x", markersize=5, zorder=4)
     for x, y, label, word, side in view.marks():
@@ -287,7 +301,7 @@ class _View:
 
         for i in self.spans:
             category, outcome, name = CATEGORIES[t.category[i]], OUTCOMES[t.outcome[i]], self.name(i)
-            if outcome in ("stale", "torn"):
+            if outcome in MARKS:
                 put(i, 5, outcome, OUTCOME_STYLE[outcome][0], "outcome", OUTCOME_STYLE[outcome][1])
             elif category == "range":
                 put(i, 0, "named range", "#F4F4F4", "range", line=PALE)
@@ -343,7 +357,7 @@ class _View:
         of that work's bar (x, y), and a sentence."""
         t, found = self.t, []
         end = t.end_ns
-        for i in self._judged():
+        for i in self._judged("stale", "torn"):
             late = np.flatnonzero(
                 self.shown
                 & self.device
@@ -363,11 +377,36 @@ class _View:
             found.append((x0, y0, x1, y1, _text(text)))
         return found
 
+    def late_reads(self) -> list[tuple[float, float, float, float, str]]:
+        """The same for each early span: to the last of a later step's work that was done when it began."""
+        t, found = self.t, []
+        end = t.end_ns
+        for i in self._judged("early"):
+            ahead = np.flatnonzero(
+                self.shown
+                & self.device
+                & (t.step > t.step[i])
+                & (t.lane != t.lane[i])
+                & (end <= t.start_ns[i])
+            )
+            if t.step[i] < 0 or not len(ahead):
+                continue
+            other = int(ahead[np.argmax(end[ahead])])
+            y0, y1 = self._between(i, other)
+            y1 -= 0.09 * np.sign(self.row[other] - self.row[i])
+            x0, x1 = self.start[i], self.start[other] + self.duration[other]
+            late = int(t.start_ns[i] - end[other])
+            text = (
+                f"{self.name(i)} began {late:,} ns after {self.name(other)} of step {t.step[other]} was done"
+            )
+            found.append((x0, y0, x1, y1, _text(text)))
+        return found
+
     def marks(self) -> list[tuple[float, float, str, str, str]]:
         """x, y, outcome, words above and their side (center, or left or right to stay in the picture) of each
-        stale or torn span. Where words would overlap, the rarer outcome keeps them and the other has its mark
-        alone; so have all where there are more than `MAX_WORDS`."""
-        judged = self._judged()
+        span that is not fresh. Where words would overlap, the rarer outcome keeps them and the other has its
+        mark alone; so have all where there are more than `MAX_WORDS`."""
+        judged = self._judged(*MARKS)
         labels = [OUTCOMES[self.t.outcome[i]] for i in judged]
         pixel = self.width / PLOT_PX
         found, placed = [], []
@@ -449,9 +488,9 @@ class _View:
             parts.append(f"the first {len(self.spans):,} of {len(self.spans) + self.left_out:,} spans")
         return " · ".join(parts)
 
-    def _judged(self) -> list[int]:
-        worst = (OUTCOMES.index("stale"), OUTCOMES.index("torn"))
-        return [int(i) for i in self.spans if self.t.outcome[i] in worst]
+    def _judged(self, *labels: str) -> list[int]:
+        wanted = [OUTCOMES.index(label) for label in labels]
+        return [int(i) for i in self.spans if self.t.outcome[i] in wanted]
 
     def _between(self, source: int, target: int) -> tuple[float, float]:
         """Where a line leaves the source's bar and meets the target's: at the edges that face each other."""
@@ -459,15 +498,16 @@ class _View:
         return self.row[source] + down * BAR / 2, self.row[target] - down * BAR / 2
 
 
-def _early_lines(reads: Sequence[tuple[float, float, float, float, str]]) -> list[dict[str, Any]]:
-    """Down from each early read, then along the work that it did not wait for, to a cross at its end."""
+def _read_lines(name: str, reads: Sequence[tuple[float, float, float, float, str]]) -> list[dict[str, Any]]:
+    """Down from where each wrong read began, then along the work it should have come after, or before, to a
+    cross at that work's end."""
     if not reads:
         return []
     return [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": "input not done yet",
+            "name": name,
             "x": [v for x0, _, x1, _, _ in reads for v in (x0, x0, x1, None)],
             "y": [v for _, y0, _, y1, _ in reads for v in (y0, y1, y1, None)],
             "line": {"color": VERMILION, "width": 2, "dash": "4px,2px"},
@@ -538,14 +578,8 @@ def schedule_graph(
 
     def arrow(source: int, target: int, colour: str, width: float, text: str = "") -> None:
         (x0, y0), (x1, y1) = at[source], at[target]
-        annotations.append(
-            {
-                "x": x1, "y": y1, "ax": x0, "ay": y0, "axref": "x", "ayref": "y", "xref": "x", "yref": "y",
-                "showarrow": True, "arrowhead": 2, "arrowsize": 1, "arrowwidth": width, "arrowcolor": colour,
-                "standoff": graph.clearance(target, x1 - x0, y1 - y0), "text": "",
-                "startstandoff": graph.clearance(source, x1 - x0, y1 - y0),
-            }
-        )  # fmt: skip
+        away = [graph.clearance(key, x1 - x0, y1 - y0) for key in (source, target)]
+        annotations.append(_arrow(at[source], at[target], away, colour, width))
         if text:
             annotations.append(_edge_label(at[source], at[target], graph.stream[source] == "main", text, INK))
 
@@ -563,35 +597,10 @@ def schedule_graph(
             arrow(source, target, INK, 1.8, name)
     for key, (x, y) in at.items():
         alarm = warnings.get(graph.text[key], [])
-        annotations.append(
-            {
-                "x": x, "y": y, "showarrow": False, "text": f"<b>{_text(graph.text[key])}</b>",
-                "bgcolor": "#FBE9E0" if alarm else "white" if graph.minor[key] else "#EAF3F9",
-                "bordercolor": VERMILION if alarm else GREY if graph.minor[key] else BLUE,
-                "borderwidth": 2.5 if alarm else 1.2, "borderpad": 6, "font": {"size": 12, "color": INK},
-                "hovertext": _text(graph.hover[key]),
-            }
-        )  # fmt: skip
-        if alarm:
-            badge = ", ".join(dict.fromkeys(alarm))
-            annotations.append(
-                {
-                    "x": x, "y": y, "yshift": 16, "yanchor": "bottom", "showarrow": False,
-                    "text": f"⚠ {badge}",
-                    "font": {"size": 11, "color": RUST}, "bgcolor": "rgba(255,255,255,0.8)",
-                }
-            )  # fmt: skip
-    sentences = [_hazard_text(hazard) for hazard in found[:MAX_SENTENCES]]
-    if len(found) > MAX_SENTENCES:
-        sentences.append(f"and {len(found) - MAX_SENTENCES} more")
-    if sentences:
-        annotations.append(
-            {
-                "xref": "paper", "yref": "paper", "x": 0, "y": 0, "yanchor": "top", "xanchor": "left",
-                "text": "<br>".join(_text(f"⚠ {text}") for text in sentences),
-                "align": "left", "showarrow": False, "font": {"size": 12, "color": RUST},
-            }
-        )  # fmt: skip
+        text = f"<b>{_text(graph.text[key])}</b>"
+        annotations += _box((x, y), text, graph.hover[key], graph.minor[key], alarm)
+    sentences = _sentences([_hazard_text(hazard) for hazard in found])
+    annotations += _below(sentences)
     data: list[dict[str, Any]] = []
     if missing:
         data = [
@@ -625,25 +634,91 @@ def schedule_graph(
     below = 12 + 17 * len(sentences)
     layout = _layout(title, subtitle, 80 + ROW_PX * len(graph.rows) + below)
     figure = go.Figure(data, layout=layout)
-    last = max(graph.column.values(), default=0)
+    columns = 1 + max(graph.column.values(), default=0)
+    _lay_out(figure, annotations, [f"<b>{name}</b> " for name in graph.rows], columns, below)
+    return figure
+
+
+def _arrow(
+    start: tuple[float, float], end: tuple[float, float], away: Sequence[float], colour: str, width: float
+) -> dict[str, Any]:
+    """An arrow between two boxes, ``away`` pixels from the middle of each."""
+    return {
+        "x": end[0], "y": end[1], "ax": start[0], "ay": start[1], "axref": "x", "ayref": "y", "xref": "x",
+        "yref": "y", "showarrow": True, "arrowhead": 2, "arrowsize": 1, "arrowwidth": width, "text": "",
+        "arrowcolor": colour, "standoff": away[1], "startstandoff": away[0],
+    }  # fmt: skip
+
+
+def _box(
+    at: tuple[float, float],
+    text: str,
+    hover: str,
+    minor: bool,
+    alarm: Sequence[str],
+    size: int = 12,
+    above: bool = True,
+) -> list[dict[str, Any]]:
+    """A piece of work in a frame; red where there is an alarm, which stands beside it. ``text`` is markup."""
+    x, y = at
+    box = {
+        "x": x, "y": y, "showarrow": False, "text": text,
+        "bgcolor": "#FBE9E0" if alarm else "white" if minor else "#EAF3F9",
+        "bordercolor": VERMILION if alarm else GREY if minor else BLUE,
+        "borderwidth": 2.5 if alarm else 1.2, "borderpad": 6, "font": {"size": size, "color": INK},
+        "hovertext": _text(hover),
+    }  # fmt: skip
+    if not alarm:
+        return [box]
+    shift = 10 + 6 * (1 + text.count("<br>"))
+    badge = {
+        "x": x, "y": y, "yshift": shift if above else -shift, "yanchor": "bottom" if above else "top",
+        "showarrow": False, "text": f"⚠ {_text(', '.join(dict.fromkeys(alarm)))}",
+        "font": {"size": 11, "color": RUST}, "bgcolor": "rgba(255,255,255,0.8)",
+    }  # fmt: skip
+    return [box, badge]
+
+
+def _sentences(texts: Sequence[str]) -> list[str]:
+    """As many as a picture has room for."""
+    more = [f"and {len(texts) - MAX_SENTENCES} more"] if len(texts) > MAX_SENTENCES else []
+    return [*texts[:MAX_SENTENCES], *more]
+
+
+def _below(sentences: Sequence[str]) -> list[dict[str, Any]]:
+    """Warnings in words, under the picture."""
+    if not sentences:
+        return []
+    return [
+        {
+            "xref": "paper", "yref": "paper", "x": 0, "y": 0, "yanchor": "top", "xanchor": "left",
+            "text": "<br>".join(_text(f"⚠ {text}") for text in sentences),
+            "align": "left", "showarrow": False, "font": {"size": 12, "color": RUST},
+        }
+    ]  # fmt: skip
+
+
+def _lay_out(
+    figure: go.Figure, annotations: list[dict[str, Any]], rows: Sequence[str], columns: int, below: int
+) -> None:
+    """Give a graph its rows, with their names as markup, and its columns."""
     figure.update_layout(
         showlegend=False,
         annotations=annotations,
         margin={"b": below},
-        xaxis={"visible": False, "range": [-0.5, last + 0.5], "fixedrange": True},
+        xaxis={"visible": False, "range": [-0.5, columns - 0.5], "fixedrange": True},
         yaxis={
-            "tickvals": list(range(len(graph.rows))),
-            "ticktext": [f"<b>{name}</b> " for name in graph.rows],
-            "range": [len(graph.rows) - 0.5, -0.5],
+            "tickvals": list(range(len(rows))),
+            "ticktext": list(rows),
+            "range": [len(rows) - 0.5, -0.5],
             "showgrid": False,
             "zeroline": False,
             "fixedrange": True,
         },
     )
-    for i in range(len(graph.rows)):
+    for i in range(len(rows)):
         figure.add_shape(type="rect", xref="paper", x0=0, x1=1, y0=i - 0.42, y1=i + 0.42, layer="below",
                          fillcolor="#FAFAFA", line={"width": 0})  # fmt: skip
-    return figure
 
 
 class _Graph:
@@ -706,10 +781,267 @@ class _Graph:
 
     def clearance(self, key: int, dx: float, dy: float) -> float:
         """Pixels from the middle of a node to its frame along a line, on a page of the usual width."""
-        across = abs(dx) * PLOT_PX / (1 + max(self.column.values()))
-        down = abs(dy) * ROW_PX
-        half = min((10 + 3.8 * len(self.text[key])) / (across or 1e-9), 15 / (down or 1e-9))
-        return 4 + half * math.hypot(across, down)
+        return _clearance(len(self.text[key]), dx, dy, 1 + max(self.column.values()))
+
+
+def _clearance(letters: int, dx: float, dy: float, columns: int, high: float = 15) -> float:
+    """Pixels from the middle of a box to its frame along a line; ``high`` is half the box's height."""
+    across = abs(dx) * PLOT_PX / columns
+    down = abs(dy) * ROW_PX
+    half = min((10 + 3.8 * letters) / (across or 1e-9), high / (down or 1e-9))
+    return 4 + half * math.hypot(across, down)
+
+
+def program_graph(
+    program: Program, hazards: Iterable[Hazard] | None = None, title: str | None = None
+) -> go.Figure:
+    """Any program as a graph: a row for each stream, and its work from left to right in the host's order.
+
+    Grey arrows are a stream's own order, and what CUDA's default stream and the streams of its context have
+    between them. Black ones are waits, from the last piece of work that the event stands for. A dotted line
+    across all rows is a place where the host waits. ``hazards`` (from `flashnorm_lab.hazards.find`) puts a
+    dashed red arrow from the first access to the second, and a red frame on that one. What the host sets up
+    before the first launch is left out. `MAX_NODES` are drawn at most; where there are more, the subtitle
+    says so. Boxes stay where they are, whatever waits are added.
+    """
+    graph = _ProgramGraph(program)
+    columns = max(1, len(graph.nodes))
+    place = {key: (node.column, graph.rows.index(node.row)) for key, node in graph.nodes.items()}
+    room = max(10, PLOT_PX // columns // 7 - 1)
+    words = {
+        key: textwrap.wrap(node.text, room, max_lines=2, placeholder=" …") or [""]
+        for key, node in graph.nodes.items()
+    }
+    rows_of_text = {key: len(lines) + graph.cites for key, lines in words.items()}
+    annotations: list[dict[str, Any]] = []
+
+    def away(source: int, target: int) -> list[float]:
+        (x0, y0), (x1, y1) = place[source], place[target]
+        return [
+            _clearance(max(map(len, words[k])), x1 - x0, y1 - y0, columns, 8 + 7 * rows_of_text[k])
+            for k in (source, target)
+        ]
+
+    for source, target in graph.order:
+        annotations.append(_arrow(place[source], place[target], away(source, target), PALE, 1.6))
+    for source, target in graph.implied:
+        annotations.append(_arrow(place[source], place[target], away(source, target), GREY, 1.4))
+        annotations.append(_edge_label(place[source], place[target], False, "default stream", "#6B6B6B"))
+    for event, source, target in graph.edges:
+        annotations.append(_arrow(place[source], place[target], away(source, target), INK, 1.8))
+        annotations.append(_edge_label(place[source], place[target], False, event, INK))
+    found = list(hazards) if hazards is not None else []
+    drawn = [h for h in found if h.first_index in place and h.second_index in place]
+    alarms: dict[int, list[str]] = {}
+    from_above = {h.second_index: place[h.first_index][1] < place[h.second_index][1] for h in drawn}
+    for hazard in drawn:
+        alarms.setdefault(hazard.second_index, []).append(_alarm(hazard))
+    size = 12 if columns <= 8 else 11
+    for key, node in graph.nodes.items():
+        text = f"<b>{'<br>'.join(map(_text, words[key]))}</b>"
+        if graph.cites:
+            text += f'<br><span style="font-size:10px">{_text(graph.cited(node)) or " "}</span>'
+        above = not from_above.get(key, False)
+        annotations += _box(place[key], text, node.hover, node.minor, alarms.get(key, ()), size, above)
+        if node.idle:
+            annotations.append(
+                {
+                    "x": place[key][0], "y": place[key][1], "yshift": -8 - 7 * rows_of_text[key],
+                    "yanchor": "top",
+                    "text": _text(f"{node.idle}: nothing recorded yet"), "showarrow": False,
+                    "font": {"size": 10, "color": RUST},
+                }
+            )  # fmt: skip
+    for x, text in graph.host_waits.items():
+        annotations.append(
+            {
+                "x": x, "y": 1, "yref": "paper", "yanchor": "bottom", "showarrow": False, "text": _text(text),
+                "font": {"size": 10, "color": "#6B6B6B"},
+            }
+        )  # fmt: skip
+    sentences = _sentences([h.title() for h in found])
+    annotations += _below(sentences)
+    below = 12 + 17 * len(sentences)
+    data = [_hazard_arrow(place[h.first_index], place[h.second_index], h.explain()) for h in drawn]
+    if title is None:
+        title = f"{program.name}: {len(graph.nodes)} pieces of work, in the order of the host's calls"
+    subtitle = [f"the first {MAX_NODES} only"] * graph.cut
+    if hazards is not None:
+        subtitle.append(f"{len(found)} hazard{'s' * (len(found) != 1)}" if found else "no hazard")
+    layout = _layout(title, " · ".join(subtitle), 95 + ROW_PX * max(1, len(graph.rows)) + below)
+    figure = go.Figure(data, layout=layout)
+    rows = [f"<b>{_text(_short(name, 16))}</b> <br>{kind} " for name, kind in graph.named_rows()]
+    _lay_out(figure, annotations, rows, columns, below)
+    figure.update_layout(margin={"l": 105, "t": 85})
+    for x in graph.host_waits:
+        figure.add_shape(type="line", yref="paper", x0=x, x1=x, y0=0, y1=1, layer="below",
+                         line={"color": GREY, "width": 1.4, "dash": "dot"})  # fmt: skip
+    return figure
+
+
+def _alarm(hazard: Hazard) -> str:
+    """A hazard in three words."""
+    if hazard.new_buffer:
+        text = f"{hazard.buffer}'s bytes as {hazard.new_buffer}"
+    else:
+        text = f"{hazard.kind} {'of' if hazard.kind.startswith('use') else 'on'} {hazard.buffer}"
+    return f"{text}, {hazard.count} times" if hazard.count > 1 else text
+
+
+def _hazard_arrow(start: tuple[float, float], end: tuple[float, float], text: str) -> dict[str, Any]:
+    """Dashed, from what comes first to what does not wait for it."""
+    return {
+        "type": "scatter", "mode": "lines+markers", "x": [start[0], end[0]], "y": [start[1], end[1]],
+        "line": {"color": VERMILION, "width": 2.4, "dash": "dash"},
+        "marker": {
+            "symbol": "arrow", "size": [0, 15], "color": VERMILION, "angleref": "previous", "standoff": 24,
+            "opacity": 1, "line": {"width": 0},
+        },
+        "hovertext": _text(text), "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+
+
+@dataclass
+class _Node:
+    """A box in the graph of a program."""
+
+    row: str
+    column: int
+    text: str
+    hover: str
+    minor: bool
+    source: str
+    idle: str = ""
+
+
+class _ProgramGraph:
+    """Nodes and arrows of a program, by each step's place in the unrolled list."""
+
+    def __init__(self, program: Program) -> None:
+        self.streams = program.streams
+        self.nodes: dict[int, _Node] = {}
+        self.order: list[tuple[int, int]] = []
+        self.implied: list[tuple[int, int]] = []
+        self.edges: list[tuple[str, int, int]] = []
+        self.host_waits: dict[float, str] = {}
+        self.cut = False
+        self.last: dict[str, list[int]] = {}  # what a stream's next work is behind, by the stream alone
+        self.given: dict[str, list[int]] = {}  # all of an out-of-order queue's work since its last barrier
+        self.recorded: dict[str, list[int]] = {}
+        self.waiting: dict[str, list[tuple[str, list[int]]]] = {}
+        self.linked: dict[tuple[str, str], int] = {}
+        for index, step in enumerate(program.unrolled()):
+            if len(self.nodes) == MAX_NODES:
+                self.cut = True
+                break
+            self._take(index, step)
+        self.host_waits = {x: t for x, t in self.host_waits.items() if x < len(self.nodes) - 1}
+        own = [n.row for n in self.nodes.values() if n.row not in program.streams]
+        self.rows = [*dict.fromkeys(own), *program.streams]
+        files = {n.source.rpartition(":")[0] for n in self.nodes.values() if n.source}
+        self.cites = bool(files)
+        self.one_file = len(files) == 1
+
+    def named_rows(self) -> list[tuple[str, str]]:
+        """Each row's name and what it is."""
+        words = {name: what.kind for name, what in self.streams.items()} | {"host": ""}
+        return [(name, words.get(name, "host thread")) for name in self.rows]
+
+    def cited(self, node: _Node) -> str:
+        """Where a node comes from: the line alone where all come from one file."""
+        number = node.source.rpartition(":")[2]
+        return f"line {number}" if self.one_file and number.isdigit() else _short(node.source, 18)
+
+    def _take(self, index: int, step: Any) -> None:
+        match step:
+            case programs.Launch() | programs.GraphLaunch():
+                for event in getattr(step, "after", ()):
+                    self._await(event, step.stream)
+                self._on_stream(index, step.stream, step)
+                if getattr(step, "event", ""):
+                    self.recorded[step.event] = [index]
+                if getattr(step, "blocks", False):
+                    self._host_waits("host waits")
+            case programs.Free(how="stream") | programs.Allocate(stream=str()):
+                self._on_stream(index, step.stream, step)
+            case (
+                programs.HostRead()
+                | programs.HostWrite()
+                | programs.SetEvent()
+                | programs.Free()
+                | programs.Allocate()
+                | programs.RecordStream()
+            ):
+                if self.nodes:
+                    self._node(index, step.thread, step, minor=True)
+            case programs.Barrier():
+                for event in step.after:
+                    self._await(event, step.stream)
+                if self.streams[step.stream].kind == "out-of-order":
+                    self._barrier(index, step)
+                if step.event:
+                    self.recorded[step.event] = self._all_of(step.stream)
+            case programs.Record():
+                self.recorded[step.event] = self._all_of(step.stream)
+            case programs.Wait():
+                self._await(step.event, step.stream)
+            case programs.UserEvent() | programs.DestroyEvent():
+                self.recorded.pop(step.event, None)
+            case programs.Synchronize() | programs.Query(done=True):
+                self._host_waits(f"host waits for {step.event or step.stream or 'all'}")
+
+    def _node(self, index: int, row: str, step: Any, minor: bool) -> _Node:
+        node = self.nodes[index] = _Node(
+            row, len(self.nodes), programs.label(step), programs.describe(step), minor, step.source
+        )
+        return node
+
+    def _on_stream(self, index: int, stream: str, step: Any) -> None:
+        node = self._node(index, stream, step, minor=getattr(step, "category", "kernel") != "kernel")
+        self._default_stream(index, stream)
+        self.order += [(source, index) for source in self.last.get(stream, [])]
+        for event, sources in self.waiting.pop(stream, []):
+            self.edges += [(event, source, index) for source in sources if self.nodes[source].row != stream]
+            if not sources:
+                node.idle = f"{node.idle}, {event}" if node.idle else event
+        if self.streams[stream].kind == "out-of-order":
+            self.given.setdefault(stream, []).append(index)
+        else:
+            self.last[stream] = [index]
+
+    def _barrier(self, index: int, step: Any) -> None:
+        """On an out-of-order queue: behind all that the queue has, and before all that it gets."""
+        stream = step.stream
+        given = self.given.pop(stream, []) if not step.after else []
+        self._on_stream(index, stream, step)
+        self.nodes[index].minor = True
+        self.order += [(source, index) for source in given]
+        self.last[stream] = [index]
+        self.given[stream] = []
+
+    def _all_of(self, stream: str) -> list[int]:
+        """The work that stands for everything that a stream was given."""
+        return self.given.get(stream) or self.last.get(stream, [])
+
+    def _await(self, event: str, stream: str) -> None:
+        self.waiting.setdefault(stream, []).append((event, self.recorded.get(event, [])))
+
+    def _default_stream(self, index: int, stream: str) -> None:
+        """What the legacy default stream's rule puts this work behind, where that is new."""
+        this = self.streams[stream]
+        others = {"legacy": ("blocking", "per-thread"), "blocking": ("legacy",), "per-thread": ("legacy",)}
+        for name, other in self.streams.items():
+            if other.context != this.context or other.kind not in others.get(this.kind, ()):
+                continue
+            for source in self.last.get(name, []):
+                if self.linked.get((name, stream), -1) < source:
+                    self.linked[name, stream] = source
+                    self.implied.append((source, index))
+
+    def _host_waits(self, text: str) -> None:
+        x = len(self.nodes) - 0.5
+        if x > 0:
+            self.host_waits[x] = text
 
 
 def _hazard_text(hazard: Hazard) -> str:
@@ -738,10 +1070,11 @@ def _edge_label(
 def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.Figure:
     """Where in z the stale elements are: a row for each step, a column for each output (or bin of outputs).
 
-    mask: 0 fresh, 1 stale, 2 neither; [steps, k] or [steps, tokens, k], any integer dtype, or a list of such
-    rows. Tokens of one step share its row. A cell shows the worst state in it (neither before stale before
-    fresh); hover counts them all. Above 1024 outputs, neighbours share a column. ``k``: the expected number
-    of outputs; ``LabError`` if the mask has another, or holds anything but 0, 1 and 2.
+    mask: 0 fresh, 1 stale, 2 neither, 3 early (of a later step); [steps, k] or [steps, tokens, k], any
+    integer dtype, or a list of such rows. Tokens of one step share its row. A cell shows the worst state in
+    it (neither before early before stale before fresh); hover counts them all. Above 1024 outputs, neighbours
+    share a column. Early is in the key only where it occurs. ``k``: the expected number of outputs;
+    ``LabError`` if the mask has another, or holds anything but 0 to 3.
     """
     states = np.asarray(mask)
     if states.ndim == 1:
@@ -751,7 +1084,7 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
     if k is not None and states.shape[-1] != k:
         raise LabError(f"mask has {states.shape[-1]} outputs in its last dimension; k={k} were expected")
     if states.dtype.kind not in "iub" or states.min() < 0 or states.max() >= len(STATES):
-        raise LabError("mask holds something else than 0 (fresh), 1 (stale) and 2 (neither)")
+        raise LabError("mask holds something else than 0 (fresh), 1 (stale), 2 (neither) and 3 (early)")
     states = states.reshape(len(states), -1, states.shape[-1])
     steps, tokens, k = states.shape
     size = -(-k // 1024)
@@ -760,7 +1093,8 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
     for state in range(len(STATES)):
         per_output = (states == state).sum(axis=1)
         counts[state] = np.add.reduceat(per_output, np.arange(0, k, size), axis=1)
-    worst = np.where(counts[2] > 0, 2, np.where(counts[1] > 0, 1, 0))
+    worst = np.select([counts[state] > 0 for state in BAD_FIRST], BAD_FIRST)
+    known = len(STATES) if counts[3].any() else 3
     first = np.arange(bins) * size
     total = states.shape[1] * k
     per_step = counts.sum(axis=2)
@@ -770,11 +1104,11 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
         "x": first + (size - 1) / 2,
         "y": np.arange(steps),
         "zmin": -0.5,
-        "zmax": 2.5,
-        "colorscale": [c for i, v in enumerate(STATE_COLOURS) for c in ([i / 3, v], [(i + 1) / 3, v])],
+        "zmax": known - 0.5,
+        "colorscale": _steps_of_colour(STATE_COLOURS[:known]),
         "colorbar": {
-            "tickvals": [0, 1, 2],
-            "ticktext": ["fresh", "stale", "neither"],
+            "tickvals": list(range(known)),
+            "ticktext": list(STATES[:known]),
             "thickness": 14,
             "len": 1.0,
             "outlinewidth": 1,
@@ -783,21 +1117,24 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
         },
         "xgap": 0,
         "ygap": 1 if steps <= 64 else 0,
-        "customdata": np.moveaxis(counts, 0, -1),
+        "customdata": np.moveaxis(counts[:known], 0, -1),
         "hovertemplate": (
             "step %{y}, output "
             + ("%{x}" if size == 1 else f"%{{x}} ± {(size - 1) / 2:g}")
-            + "<br>%{customdata[0]} fresh, %{customdata[1]} stale, %{customdata[2]} neither<extra></extra>"
+            + "<br>"
+            + ", ".join(f"%{{customdata[{i}]}} {state}" for i, state in enumerate(STATES[:known]))
+            + "<extra></extra>"
         ),
     }
-    fresh, stale, neither = (int(v) for v in per_step.sum(axis=1))
+    sums = per_step.sum(axis=1)
     parts = [f"{steps} step{'s' * (steps != 1)} of {total:,} elements"]
     if tokens > 1:
         parts.append(f"{tokens} tokens in a row")
     if size > 1:
         parts.append(f"{size} outputs in a column")
-    parts.append(f"{fresh:,} fresh, {stale:,} stale, {neither:,} neither")
-    layout = _layout(title or "Where z is stale", " · ".join(parts), min(640, 190 + max(18 * steps, 60)))
+    parts.append(", ".join(f"{int(sums[i]):,} {state}" for i, state in enumerate(STATES[:known])))
+    title = title or ("Where z is stale" if known == 3 else "Where z is stale or early")
+    layout = _layout(title, " · ".join(parts), min(640, 190 + max(18 * steps, 60)))
     figure = go.Figure([heat], layout=layout)
     figure.update_layout(
         xaxis={
@@ -818,7 +1155,7 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
         beside = {"x": 1.005, "xref": "paper", "xanchor": "left", "showarrow": False, "font": {"size": 10}}
         labels = []
         for step in range(steps):
-            wrong = int(per_step[1, step] + per_step[2, step])
+            wrong = int(per_step[1:, step].sum())
             share = f"{100 * wrong / total:.1f} %" if wrong >= total / 1000 else "< 0.1 %" if wrong else "0"
             labels.append(beside | {"y": step, "text": share})
         labels.append(beside | {"y": 1, "yref": "paper", "yanchor": "bottom", "text": "not fresh"})
@@ -827,11 +1164,13 @@ def stale_map(mask: Any, k: int | None = None, title: str | None = None) -> go.F
 
 
 def outcome_counts(counts: Mapping[str, int], title: str | None = None) -> go.Figure:
-    """How many results were fresh, stale and torn: a bar each, with its number and its share of all."""
+    """How many results were fresh, stale, torn and, where any was, early: a bar each, with its number and its
+    share of all."""
     for label, n in counts.items():
         if label not in OUTCOME_STYLE or n < 0:
-            raise LabError(f"counts holds {label!r}: {n!r}; numbers for fresh, stale and torn were expected")
-    labels = list(OUTCOME_STYLE)
+            expected = "numbers for fresh, stale, torn and early were expected"
+            raise LabError(f"counts holds {label!r}: {n!r}; {expected}")
+    labels = [label for label in OUTCOME_STYLE if label != "early" or counts.get("early")]
     values = [int(counts.get(label, 0)) for label in labels]
     total = sum(values)
     bar = {
@@ -905,11 +1244,12 @@ def bars(
 
 
 def site_map(spoken: Spoken, title: str | None = None) -> go.Figure:
-    """Where a model read stale or torn data: a row for each token, a column for each site."""
+    """Where a model read data that was not fresh: a row for each token, a column for each site."""
     states = spoken.outcomes
     tokens = spoken.said[1:]
-    names = ("not judged", *OUTCOME_STYLE)
-    colours = ("#FFFFFF", *STATE_COLOURS)
+    known = 4 if (states == 3).any() else 3
+    names = ("not judged", *list(OUTCOME_STYLE)[:known])
+    colours = ("#FFFFFF", *STATE_COLOURS[:known])
     texts = [escape(repr(t.text), quote=False) for t in tokens]
     heat = {
         "type": "heatmap",
@@ -917,10 +1257,10 @@ def site_map(spoken: Spoken, title: str | None = None) -> go.Figure:
         "x": np.arange(len(spoken.sites)),
         "y": np.arange(len(tokens)),
         "zmin": -1.5,
-        "zmax": 2.5,
-        "colorscale": [c for i, v in enumerate(colours) for c in ([i / 4, v], [(i + 1) / 4, v])],
+        "zmax": known - 0.5,
+        "colorscale": _steps_of_colour(colours),
         "colorbar": {
-            "tickvals": [-1, 0, 1, 2],
+            "tickvals": list(range(-1, known)),
             "ticktext": names,
             "thickness": 14,
             "outlinewidth": 1,
@@ -936,7 +1276,8 @@ def site_map(spoken: Spoken, title: str | None = None) -> go.Figure:
         "hovertemplate": "%{hovertext}<extra></extra>",
     }  # fmt: skip
     wrong, judged = int((states > 0).sum()), int((states >= 0).sum())
-    note = f"{spoken.wiring} · {wrong:,} of {judged:,} stale or torn · measured on {spoken.device}"
+    words = "not fresh" if known == 4 else "stale or torn"
+    note = f"{spoken.wiring} · {wrong:,} of {judged:,} {words} · measured on {spoken.device}"
     layout = _layout(title or "What each site read", note, 150 + 18 * max(4, len(tokens)))
     figure = go.Figure([heat], layout=layout)
     shown = [*range(0, len(spoken.sites) - 5, 10), len(spoken.sites) - 1]
@@ -1040,6 +1381,12 @@ def _decades(*lines: np.ndarray) -> list[float]:
 def _every(decades: list[float]) -> int:
     """After how many decades a label is due, so that there are at most seven."""
     return max(1, math.ceil((decades[1] - decades[0]) / 7))
+
+
+def _steps_of_colour(colours: Sequence[str]) -> list[list[Any]]:
+    """A plotly colour scale of equal steps, one a colour."""
+    share = 1 / len(colours)
+    return [c for i, v in enumerate(colours) for c in ([i * share, v], [(i + 1) * share, v])]
 
 
 def _layout(title: str, subtitle: str, height: int) -> dict[str, Any]:

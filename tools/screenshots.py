@@ -1,6 +1,6 @@
-"""Take the README's pictures: docs/race_panel.png and docs/speech_panel.png, from real panels in JupyterLab.
+"""Take the README's pictures, docs/*_panel.png, from real panels in JupyterLab.
 
-    .venv/bin/python tools/screenshots.py [FOLDER]
+    .venv/bin/python tools/screenshots.py [FOLDER [NAME...]]
 
 Needs Chromium. The speech panel's picture also needs SmolLM2, which is fetched once.
 """
@@ -31,6 +31,7 @@ PANELS = {
         "from flashnorm_lab.widgets import SpeechPanel\n\n"
         'SpeechPanel(drop="join_matrix", sites="head", tokens=32)'
     ),
+    "exercise_panel": 'from flashnorm_lab.widgets import ExercisePanel\n\nExercisePanel("side_copy_b")',
 }
 
 
@@ -44,6 +45,14 @@ def speech(panel: Locator) -> None:
     """Let the model speak to the end."""
     panel.get_by_role("button", name="Speak").click()
     expect(panel.get_by_text("Done.", exact=True)).to_be_visible(timeout=240_000)
+
+
+def exercise(panel: Locator) -> None:
+    """Answer the first exercise and force it on the device."""
+    panel.get_by_role("button", name="Race", exact=True).click()
+    panel.get_by_role("button", name="✓ Check").click()
+    panel.get_by_role("button", name="Force it on this device").click()
+    expect(panel.locator("table.observed")).to_be_visible(timeout=60_000)
 
 
 def take(folder: Path, name: str, prepare: Callable[[Locator], None]) -> Path:
@@ -74,11 +83,13 @@ def take(folder: Path, name: str, prepare: Callable[[Locator], None]) -> Path:
 
 
 def main() -> None:
-    """Take both pictures."""
+    """Take all pictures, or those that are named."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
+    wanted = sys.argv[2:] or list(PANELS)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, prepare in (("race_panel", race), ("speech_panel", speech)):
-        print(take(folder, name, prepare))
+    prepared = {"race_panel": race, "speech_panel": speech, "exercise_panel": exercise}
+    for name in wanted:
+        print(take(folder, name, prepared[name]))
 
 
 if __name__ == "__main__":

@@ -606,8 +606,6 @@ class Checker(Findings, HeldSteps, Captures):
                         step,
                         f"bytes {base:#x} to {base + step.nbytes:#x} lie over {other.name}, which is in use",
                     )
-        if taken is not None and taken in taken.memory.users:
-            self._retire(taken)
         mark = None
         if step.stream is not None:
             stream = self._stream(step)
@@ -624,6 +622,8 @@ class Checker(Findings, HeldSteps, Captures):
             if step.stream is not None and free is not None and getattr(free[3], "how", "") == "stream":
                 merge(stream.clock, other.free_clock)
             self._retire(other)
+        if taken is not None and taken in taken.memory.users:
+            self._retire(taken)
         if step.stream is not None:
             stream.clock[stream.component] += 1
             stream.last = mark = (stream.component, stream.clock[stream.component], self._index, step, -1)

@@ -1,5 +1,5 @@
-"""Panels for JupyterLab: `RacePanel` for a schedule and its edges, `SpeechPanel` for a model that speaks, and
-`Sliders` for any figure that depends on a few settings.
+"""Panels for JupyterLab: `RacePanel` for a schedule and its edges, `SpeechPanel` for a model that speaks,
+`ExercisePanel` for questions to answer, and `Sliders` for any figure that depends on a few settings.
 
 State in, figures out: whatever is computed comes from the layers below. A panel loads when it is asked for.
 """
@@ -10,13 +10,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .exercise_panel import ExercisePanel
     from .race_panel import RacePanel
     from .sliders import Sliders
     from .speech_panel import SpeechPanel
 
-__all__ = ["RacePanel", "Sliders", "SpeechPanel"]
+__all__ = ["ExercisePanel", "RacePanel", "Sliders", "SpeechPanel"]
 
-_MODULES = {"RacePanel": "race_panel", "SpeechPanel": "speech_panel", "Sliders": "sliders"}
+_MODULES = {
+    "ExercisePanel": "exercise_panel",
+    "RacePanel": "race_panel",
+    "SpeechPanel": "speech_panel",
+    "Sliders": "sliders",
+}
 
 
 def __getattr__(name: str) -> Any:
