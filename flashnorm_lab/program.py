@@ -10,6 +10,7 @@ The words are CUDA's; an OpenCL queue is a stream, a wait list is `Launch.after`
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -315,6 +316,23 @@ class Program:
         for number in range(self.repeat):
             for s in self.steps:
                 yield replace(s, step=number) if isinstance(s, NUMBERED) else s
+
+    @functools.cached_property
+    def alike(self) -> tuple[tuple[int, ...], ...]:
+        """For each step the places, its own among them, at which the same line of code does the same.
+
+        In a loop that was written out, as a recording writes it, one line is many steps. A step without a
+        source line is alone.
+        """
+        places: dict[tuple[object, ...], list[int]] = {}
+        for place, s in enumerate(self.steps):
+            key = (type(s), label(s), getattr(s, "stream", None), s.thread, s.source or place)
+            places.setdefault(key, []).append(place)
+        found: list[tuple[int, ...]] = [()] * len(self.steps)
+        for alike in places.values():
+            for place in alike:
+                found[place] = tuple(alike)
+        return tuple(found)
 
     def with_steps(self, steps: Iterable[Step]) -> Program:
         """The same program with other steps."""

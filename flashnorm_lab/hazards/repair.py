@@ -120,18 +120,9 @@ def insert(program: Program, repairs: Sequence[Repair]) -> Program:
     return program.with_steps(steps)
 
 
-def _alike(program: Program, place: int) -> list[int]:
-    """The place, and all others at which the same line of code does the same: a loop that was written out."""
-    if place >= len(program.steps):
-        return [place]
-    step = program.steps[place]
-    if not step.source:
-        return [place]
-    return [p for p, s in enumerate(program.steps) if _site(s) == _site(step)]
-
-
-def _site(step: Step) -> tuple[Any, ...]:
-    return type(step), label(step), getattr(step, "stream", None), step.thread, step.source
+def _alike(program: Program, place: int) -> tuple[int, ...]:
+    """The place, and all others at which the same line does the same; also the one behind the last step."""
+    return program.alike[place] if place < len(program.steps) else (place,)
 
 
 def _moved(program: Program, r: Repair) -> Program:
@@ -186,11 +177,7 @@ class _Search:
         self.program, self.length = program, len(program.steps)
         self.wanted = [h for h in hazards if Repair.between(h).kind != "move"]
         self.keys = {key(h) for h in self.wanted}
-        first_of: dict[Any, int] = {}
-        self.first = [  # of the places at which the same line does the same
-            first_of.setdefault(_site(s) if s.source else place, place)
-            for place, s in enumerate(program.steps)
-        ]
+        self.first = [alike[0] for alike in program.alike]  # of the places that are alike
         self.left = max(1, min(BUDGET, STEPS // max(1, self.length * program.repeat)))
 
     def _move(self, program: Program, late: Sequence[Hazard]) -> Repair | None:
