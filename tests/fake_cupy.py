@@ -234,6 +234,12 @@ class FakeCupy(types.ModuleType):
         return self.compute("mean", np.mean, (squares,))
 
     @public
+    def ptp(self, a: ndarray) -> ndarray:
+        """Likewise, and it takes nothing twice."""
+        most, least = self.compute("max", np.max, (a,)), self.compute("min", np.min, (a,))
+        return self.compute("subtract", np.subtract, (most, least))
+
+    @public
     def reshape(self, a: ndarray, shape: Any) -> ndarray:
         return a.reshape(shape)
 
@@ -1230,13 +1236,19 @@ class ElementwiseKernel(metaclass=Compiled):
 
     def __call__(self, *args: Any, size: int | None = None, stream: Stream_ | None = None) -> ndarray:
         names = [p.name for p in self.in_params]
-        target, _, value = re.match(r"\s*(\w+)(\[i\])?\s*=\s*([^;]*)", self.operation).groups()  # type: ignore[union-attr]
+        target, _, more, value = re.match(  # type: ignore[union-attr]
+            r"\s*(\w+)(\[i\])?\s*(\+?)=\s*([^;]*)", self.operation
+        ).groups()
         assert target == self.out_params[0].name
 
         def function(*values: Any) -> Any:
             return eval(value, {}, dict(zip(names, values, strict=True)))
 
         out = args[self.nin] if len(args) > self.nin else None
+        if more:
+            names, value, args = [*names, target], f"{target} + {value}", (*args[: self.nin], out)
+            with self.cupy.active if stream is None else stream:
+                return self.cupy.compute(self.name, function, args, out)
         with self.cupy.active if stream is None else stream:
             return self.cupy.compute(self.name, function, args[: self.nin], out)
 

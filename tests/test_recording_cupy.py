@@ -494,6 +494,25 @@ def test_temporaries_are_written_and_freed_where_they_are(fake):
     assert words[:8] == ["Allocate", "ones", "Allocate", "add", "Allocate", "multiply", "Free", "Free"]
 
 
+def test_memory_on_the_way_is_written(fake):
+    recording = recorded(lambda cp: cp.ptp(cp.ones(4, cp.float32)), fake)
+    (_, accesses) = launches(recording)[1]
+    assert [access.partition("[")[2] for access in accesses] == ["0:16]", "0:4]", "0:4]", "0:4]"]
+    assert [access[0] for access in accesses[1:]] == ["+", "+", "+"]
+
+
+def test_an_elementwise_kernel_may_read_what_it_writes(fake):
+    def program(cp):
+        add = cp.ElementwiseKernel("float32 x", "float32 y", "y += x", "add_up")
+        x, y = cp.ones(4, cp.float32), cp.ones(4, cp.float32)
+        add(x, y)
+        return y.get()
+
+    with flashnorm_lab.record() as recording:
+        np.testing.assert_array_equal(program(fake), np.full(4, 2))
+    assert launches(recording)[2] == ("add_up", ["x[0:16]", "y[0:16]", "+y[0:16]"])
+
+
 def var_in_a_block_that_is_still_read(cp, wait):
     kernel = cp.RawKernel(SOURCE, "scale")
     side = cp.cuda.Stream(non_blocking=True)
@@ -1151,11 +1170,14 @@ def test_what_is_not_seen_is_told(fake):
         with cp.cuda.Device(0):
             pass
         cp.cuda.Device(1).use()
-        hidden(x, x)
+        kept.append(hidden(x, x))
 
+    kept = []
     recording = recorded(program, fake)
     places = ", ".join(
-        f"tests/{FILE.name}:{n}" for n, line in enumerate(LINES, 1) if line.strip().startswith("hidden(x")
+        f"tests/{FILE.name}:{n}"
+        for n, line in enumerate(LINES, 1)
+        if "hidden(x, x)" in line.partition('"')[0]
     )
     assert told(recording, "what a host function on a stream reads and writes: noted")
     assert any(
@@ -1165,6 +1187,15 @@ def test_what_is_not_seen_is_told(fake):
     assert ("fill", ["+y[0:16]"]) in launches(recording)
     assert told(recording, "what another library does with an array that it is handed: x")
     assert told(recording, "CuPy: which of several devices a call is for; all are taken as one")
+
+
+def test_what_is_not_seen_is_told_at_the_very_end_too(fake):
+    hidden = fake.made["ufunc"]("cupy_hidden", np.add, 2)
+    with flashnorm_lab.record() as recording:
+        ones = fake.ones(4, np.float32)
+        twos = hidden(ones, ones)
+    assert told(recording, "a call of CuPy that took memory, and that is none of its functions: tests/")
+    assert (twos.get() == 2).all()
 
 
 def test_a_call_that_cannot_be_read_does_no_harm(fake, monkeypatch):

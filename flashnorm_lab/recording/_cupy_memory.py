@@ -108,7 +108,7 @@ class Memory:
         self.tape, self._add, self._where, self._is_pinned = tape, add, where, is_pinned
         self._addresses = {DEVICE: Addresses(), HOST: Addresses()}
         self._known: dict[tuple[int, int, bool], list[Access]] = {}
-        """The accesses to contiguous arrays, until the next block comes or goes."""
+        """The accesses to contiguous arrays, until the next block goes."""
         self.data: Callable[[Any], Any] = lambda array: array.data
         """How an array's pointer is read."""
         self.ndarray: Any = ()
@@ -145,7 +145,6 @@ class Memory:
         return block
 
     def _allocation(self, block: Block, memory: str, stream: str | None = None) -> None:
-        self._known.clear()
         self._add(Allocate(block.name, block.stop - block.start, block.start, memory, stream, *self._where()))
 
     def _end(self, memory: str, block: Block, how: str, stream: str | None = None) -> None:

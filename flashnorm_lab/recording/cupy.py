@@ -191,7 +191,7 @@ class Backend:
         def call(*args: Any, **kwargs: Any) -> Any:
             if thread.within or not self.on:
                 return native(*args, **kwargs)
-            if False:
+            if not thread.hooked:
                 self._hook_thread()
             thread.within = True
             try:

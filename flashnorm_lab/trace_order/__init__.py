@@ -21,10 +21,11 @@ from os import PathLike
 from pathlib import Path
 
 from .answer import Answer, Pair, answer
-from .build import Gap, TraceProgram, build
+from .build import build
 from .raw import read
+from .trace import Gap, Loose, TraceProgram
 
-__all__ = ["Answer", "Gap", "Pair", "TraceProgram", "answer", "load"]
+__all__ = ["Answer", "Gap", "Loose", "Pair", "TraceProgram", "answer", "load"]
 
 
 def load(path: str | PathLike[str], kinds: Mapping[str, str] | None = None) -> TraceProgram:

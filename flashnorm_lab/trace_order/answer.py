@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import LabError
 from ..program import Launch, Query, Record, Synchronize, Wait
-from .build import ASIDE, TraceProgram
+from .trace import ASIDE, TraceProgram
 from .web import Link, Web
 
 ROUNDING_NS = 1000

@@ -3,147 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..errors import LabError
-from ..program import KINDS, Barrier, Launch, Program, Query, Record, Step, Stream, Synchronize, Wait
+from ..program import KINDS, Barrier, Launch, Query, Record, Step, Stream, Synchronize, Wait
 from ..timeline import kineto
+from . import calls
 from .raw import Call, Place, Raw, Recorded, Sync, Work
-
-NOBODY = "unseen"
-"""The host thread of launches of which the call is not in the trace: it knows of nothing."""
-ASIDE = " (calls unseen)"
-"""Behind a stream's name: where such launches stand, if the host did something to the stream around them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Something in a trace that may order work in a way that the trace does not tell.
-
-    It stands before step ``at``. ``kind``: "wait" (``stream``, or with "" any stream, may wait), "host" (the
-    thread may wait, or learn that something is done), "launch" (something was given to a stream that is not
-    known), "memory" (a call that often waits for the device, which CUDA does not promise). ``event`` names
-    what may be waited for, ``behind`` the stream that it was recorded on; with neither it may be anything
-    before. ``text`` says it in words, ``what`` in the plural, for counting.
-    """
-
-    at: int
-    kind: str
-    process: int
-    thread: str
-    what: str
-    text: str
-    stream: str = ""
-    event: str = ""
-    behind: str = ""
-
-
-class Loose(NamedTuple):
-    """Launches of ``stream`` were issued somewhere between the steps ``first`` and ``last``.
-
-    ``waits``: whether a copy is among them for which the host may have waited.
-    """
-
-    first: int
-    last: int
-    stream: str
-    waits: bool
-
-
-@dataclass(frozen=True)
-class TraceProgram(Program):
-    """A program that was read from a profiler's trace; `answer` asks it for order.
-
-    ``times``: number of a step to the start and end of its work, in nanoseconds. ``gaps``: what may order
-    more than the steps do. ``maybe``: stream to the kind that it may have, where its kind is not known (it
-    then counts as non-blocking, which promises least). ``process``: process of each stream and host thread.
-    ``floating``: numbers of launches that stand in their stream's order only. ``loose``: between which
-    steps such launches were issued.
-    ``graphs``: number of a graph's node to its launch.
-    ``early``: numbers of launches that may have asked to start before the kernel ahead of them has ended.
-    ``left_out``: launches that could not be placed, by name.
-    """
-
-    times: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
-    maybe: Mapping[str, str] = field(default_factory=dict)
-    process: Mapping[str, int] = field(default_factory=dict)
-    floating: frozenset[int] = frozenset()
-    loose: tuple[Loose, ...] = ()
-    graphs: Mapping[int, str] = field(default_factory=dict)
-    early: frozenset[int] = frozenset()
-    left_out: Mapping[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("times", "maybe", "process", "graphs", "left_out"):
-            object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        more = (dict(self.times), self.gaps, dict(self.maybe), dict(self.process), self.floating, self.loose,
-                dict(self.graphs), self.early, dict(self.left_out))  # fmt: skip
-        kind, parts = super().__reduce__()
-        return kind, (*parts, *more)  # type: ignore[misc]
-
-    def with_steps(self, steps: Iterable[Step]) -> Program:
-        """A plain program with other steps: times and gaps belong to the trace's own."""
-        return Program(tuple(steps), self.streams, self.buffers, self.name, self.repeat, self.unseen)
-
-
-# What a call does, by its name
-
-RECORD = re.compile(r"^(?:cuda|cu|hip)EventRecord(?:WithFlags)?$")
-WAIT = re.compile(r"StreamWaitEvent")
-HOST_WAIT = re.compile(r"(?:Stream|Event|Device|Ctx|Context|Thread)Synchronize$")
-QUERY = re.compile(r"^(?:cuda|cu|hip)(?:Stream|Event)Query$|EventElapsedTime")
-HIDDEN_WAIT = re.compile(r"WaitValue|BatchMemOp|WaitExternalSemaphore")
-CALLBACK = re.compile(r"LaunchHostFunc|StreamAddCallback")
-GIVES_WORK = re.compile(r"GraphLaunch|^(?!\w*Graph)\w*(?:Launch|Mem(?:cpy|set))")
-UNORDERED = re.compile(r"GraphLaunch|Mem(?:cpy|set)\w*Batch")
-EARLY = re.compile(r"LaunchKernelEx")
-CAPTURE = re.compile(r"Stream(Begin|End)Capture")
-MEMORY = re.compile(
-    r"^(?:cuda|cu|hip)(?:Free|Malloc|MemAlloc|MemFree|MemHost|Host(?:Alloc|Free|Malloc|Register|Unregister))"
-    r"(?!\w*Async)"
-)
+from .trace import ASIDE, NOBODY, Gap, Loose, TraceProgram
 
 Key = tuple[float, int, int, int]
 """A place in the host's order: time, number of the call, at it (0), behind it (4) or next to that, number."""
 FIRST: Key = (-math.inf, 0, 0, 0)
 LAST: Key = (math.inf, 0, 0, 0)
-
-
-def blocking(call: str, work: Work) -> str:
-    """What CUDA promises of a piece of work: "blocks", the host waits for it; "before", the host waits for
-    what its stream had before; "unknown"; or "", the host does not wait.
-
-    From CUDA's documents on how copies synchronize. To the host: the call returns when the copy is done, if
-    it is a synchronous one or the memory is pageable. From the host: a synchronous call returns when it is
-    done if the memory is pinned, and waits for the stream first if it is pageable. Within the device: no call
-    waits. HIP promises as much only of synchronous copies to the host.
-    """
-    name = work.name
-    if work.category != "copy":
-        return ""
-    synchronous = "Async" not in call and "Batch" not in call
-    cuda = not call.startswith("hip")
-    if " DtoH" in name and "managed" not in name:
-        if synchronous:
-            return "blocks"
-        if "Pinned" in name:
-            return ""
-        return "blocks" if "Pageable" in name and cuda else "unknown"
-    if not synchronous or " DtoD" in name:
-        return ""
-    if " HtoD" in name and "managed" not in name and cuda:
-        return "blocks" if "Pinned" in name else "before" if "Pageable" in name else "unknown"
-    return "unknown"
 
 
 @dataclass(slots=True)
@@ -240,28 +116,25 @@ class _Builder:
 
     def kind_of(self, place: Place) -> tuple[str, str]:
         """A stream's kind, and the kind that it may have where that is not known ("" where it is)."""
-        known = self.given.get(self.stream[place])
-        known = (
-            known or self.raw.kinds.get((place.process, place.context, place.stream)) or self.given.get("*")
-        )
+        known = self._told_kind(place) or self.given.get("*")
         if known:
             return known, ""
         return "non-blocking", "legacy" if self._may_be_default(place) else "blocking"
 
+    def _told_kind(self, place: Place) -> str | None:
+        told = self.given.get(self.stream[place])
+        return told or self.raw.kinds.get((place.process, place.context, place.stream))
+
     def _may_be_default(self, place: Place) -> bool:
         context = self.contexts[place[:3]]
-        for p in context:
-            known = self.given.get(self.stream[p]) or self.raw.kinds.get((p.process, p.context, p.stream))
-            if known == "legacy":
-                return False
+        if any(self._told_kind(p) == "legacy" for p in context):
+            return False
         if place.context == -1:  # HIP's number for it, or CUPTI's in the first context
             return place.stream in (0, 7)
         if place.context == 1:
             return place.stream == 7
-        numbers = [p.stream for p in context if isinstance(p.stream, int)]
-        return bool(numbers) and place.stream == min(
-            numbers
-        )  # it is made with its context, before all others
+        # It is made with its context, before all others.
+        return place.stream == min((p.stream for p in context if isinstance(p.stream, int)), default=None)
 
     def _check_kinds(self) -> None:
         names = list(self.stream.values())
@@ -288,12 +161,12 @@ class _Builder:
         touched: dict[tuple[Any, ...], list[tuple[int, int, int]]] = defaultdict(list)
         capturing: Counter[int] = Counter()
         for number, call in enumerate(self.calls):
-            capture = CAPTURE.search(call.name)
+            capture = calls.CAPTURE.search(call.name)
             if capture:
                 capturing[call.process] += 1 if capture[1] == "Begin" else -1
             elif capturing[call.process] > 0 and number not in self.works:
                 self.unsure[number] = "made while a graph was captured, of which it may have become a part"
-            end = call.start if HOST_WAIT.search(call.name) else call.end
+            end = call.start if calls.HOST_WAIT.search(call.name) else call.end
             for place in self._places_of(number, call):
                 group = place if self.kind_of(place)[0] == "non-blocking" else place[:3]
                 touched[group].append((call.start, end, number))
@@ -332,7 +205,7 @@ class _Builder:
         self.recorded: dict[tuple[int, int], list[tuple[int, Recorded]]] = defaultdict(list)
         self.unnamed: dict[int, list[int]] = defaultdict(list)
         for call in self.calls:
-            if not RECORD.search(call.name) or call.ok is False:
+            if not calls.RECORD.search(call.name) or call.ok is False:
                 continue
             record = self.records.get((call.process, call.correlation))
             if record is None or record.event < 0:
@@ -365,7 +238,7 @@ class _Builder:
         if record is None or number is None:
             return None, ""
         made = self.calls[number]
-        if made.start >= call.start or made.ok is False or not RECORD.search(made.name):
+        if made.start >= call.start or made.ok is False or not calls.RECORD.search(made.name):
             return None, ""
         if number in self.unsure:
             return record, f"its record was {self.unsure[number]}"
@@ -407,7 +280,7 @@ class _Builder:
     def _given(self, key: Key, number: int, call: Call) -> list[_Op]:
         """The work of one call; that of a graph, or of a batch, is in no order."""
         works = sorted(self.works[number], key=lambda w: (w.start, w.end))
-        if len(works) == 1 or not UNORDERED.search(call.name):
+        if len(works) == 1 or not calls.UNORDERED.search(call.name):
             if number in self.unsure:
                 self.counts[f"launches {self.unsure[number]}"] += 1
                 return [_Op(w.start, w.place, [w]) for w in works]
@@ -436,11 +309,11 @@ class _Builder:
 
     def _call(self, key: Key, number: int, call: Call) -> None:
         name, told = call.name, f"{call.name} ({self._at(call)})"
-        if QUERY.search(name) or HOST_WAIT.search(name):
+        if calls.QUERY.search(name) or calls.HOST_WAIT.search(name):
             self._host_waits(key, number, call, told)
         elif call.ok is False:
             pass  # it failed, so it did nothing
-        elif RECORD.search(name):
+        elif calls.RECORD.search(name):
             record = self.records.get((call.process, call.correlation))
             if record is None:
                 what = "event records of which the stream is not known"
@@ -448,19 +321,19 @@ class _Builder:
             else:
                 self._touch(key, record.place)
                 self.items.append((key, "record", (record, call)))
-        elif WAIT.search(name):
+        elif calls.WAIT.search(name):
             self._wait(key, number, call, told)
-        elif HIDDEN_WAIT.search(name):
+        elif calls.HIDDEN_WAIT.search(name):
             what = "waits of streams for a value in memory or for a semaphore from outside"
             self._gap(key, "wait", call, what, f"{told}: a stream waits for something outside the trace")
-        elif CALLBACK.search(name):
+        elif calls.CALLBACK.search(name):
             what = "functions of the host that a stream runs"
             self._gap(
                 key, "host", call, what, f"{told}: what it runs on the host may let another thread go on"
             )
-        elif MEMORY.search(name):
+        elif calls.MEMORY.search(name):
             self._gap(key, "memory", call, name, told)
-        elif GIVES_WORK.search(name):
+        elif calls.GIVES_WORK.search(name):
             what = "launches and copies of which the work is not in the trace"
             kind = "host" if "Mem" in name and "Async" not in name else "launch"
             self._gap(key, kind, call, what, f"{told}, of which the work is not in the trace")
@@ -489,7 +362,7 @@ class _Builder:
 
     def _host_waits(self, key: Key, number: int, call: Call, told: str) -> None:
         """A synchronization, or a query, which is one if it was told "done"."""
-        asks = QUERY.search(call.name) is not None
+        asks = calls.QUERY.search(call.name) is not None
         if call.ok is False:
             return
         entries = self.syncs.get((call.process, call.correlation), ()) if call.correlation >= 0 else ()
@@ -724,10 +597,10 @@ class _Builder:
             self._graph(op, call, stream)
             return
         (work,) = op.works
-        waits = blocking(call.name, work)
+        waits = calls.blocking(call.name, work)
         if waits == "before":
             self._add(Synchronize(stream), call)
-        if EARLY.search(call.name):
+        if calls.EARLY.search(call.name):
             self.early.append(len(self.steps))
         self._add_work(work, stream, self._by(call), blocks=waits == "blocks")
         if waits == "unknown":

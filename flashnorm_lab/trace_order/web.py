@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..program import Barrier, Launch, Query, Record, Step, Synchronize, Wait
-from .build import NOBODY, Gap, Loose, TraceProgram
+from .trace import NOBODY, Gap, Loose, TraceProgram
 
 BLOCKING = ("blocking", "per-thread")
 
@@ -307,11 +307,12 @@ class Web:
         if self._may(run.stream, "legacy"):
             why = f"something {unseen}: it may be the default stream, for which blocking streams wait"
             self._perhaps_default(self.program.streams[run.stream].context, why)
-        if run.waits and run.stream in self._tail:
+        done = [link.before for link in self._done_with(run.stream)] if run.waits else []
+        if done:
             why = f"a copy {unseen}, for which the host may have waited"
-            links = [Link(self._tail[run.stream], "host", why)]
-            if process in self._stop:
-                links.append(Link(self._stop[process][0], "event", self._stop[process][1]))
+            before = self._stop.get(process)
+            links = [Link(node, "host", why) for node in done]
+            links += [Link(before[0], "event", before[1])] if before is not None else []
             self._stop[process] = (self._new(-1, links), why)
 
     # Questions
