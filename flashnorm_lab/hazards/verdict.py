@@ -484,6 +484,7 @@ def source_text(source: str) -> str:
     file, _, number = source.rpartition(":")
     if not file or not number.isdigit() or not (file in linecache.cache or Path(file).is_file()):
         return ""
+    linecache.checkcache(file)  # another file of that name may have been read before
     return linecache.getline(file, int(number)).strip()
 
 
