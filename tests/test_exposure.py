@@ -293,6 +293,16 @@ CASES = {
         "RAW",
         "the host read in y what was there at the start instead of what copy wrote",
     ),
+    "two threads take turns on a stream": (
+        program(
+            HostWrite("y"),
+            Launch("before", "main"),
+            Launch("behind", "main", thread="worker"),
+            HostRead("y", thread="worker"),
+        ),
+        "RAW",
+        "the host read in y what was there at the start instead of what the host wrote",
+    ),
     "an event that two threads record": (
         program(
             produce(event="e"),
@@ -366,6 +376,12 @@ ORDERED = {
     "a copy that blocks": program(produce(blocks=True), consume()),
     "the default stream waits": program(produce("blocking"), consume("0"), streams=DEFAULT),
     "a blocking stream waits": program(produce("0"), consume("blocking"), streams=DEFAULT),
+    "the host waits for an idle blocking stream": program(
+        produce("0"), Synchronize("blocking"), consume("side"), streams=DEFAULT
+    ),
+    "the host waits for the default stream": program(
+        produce("blocking"), Synchronize("0"), consume("side"), streams=DEFAULT
+    ),
     "two blocking streams and the default one": program(
         produce("blocking"), Record("e", "0"), consume("own"),
         streams={**DEFAULT, "own": Stream("per-thread")},

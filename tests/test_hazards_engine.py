@@ -223,6 +223,28 @@ def test_a_stream_ordered_allocation_has_to_be_waited_for():
     assert kinds(buffer, write("a", "m"), *handed_on) == []
 
 
+def test_a_block_that_is_handed_out_in_parts_is_behind_its_free_in_each():
+    block = (Allocate("m", 64, 4096, stream="a"), write("a", "m"), Free("m", "stream", "a"))
+    halves = (Allocate("n", 32, 4096, stream="b"), Allocate("o", 32, 4128, stream="elsewhere"))
+    use = write("elsewhere", "o", name="next", stop=32)
+    assert kinds(*block, *halves, use) == []
+    assert kinds(*block, Allocate("m", 64, 8192, stream="b"), *halves, use) == []
+    extended = (Allocate("m", 64, 4096), read("b", "m"), RecordStream("m", "b"), Free("m", "pool"))
+    parts = (Allocate("n", 32, 4096), Allocate("o", 32, 4128))
+    assert kinds(*extended, *parts, write("a", "o", name="next", stop=32)) == []
+    assert kinds(*extended[:2], *extended[3:], *parts, write("a", "o", name="next", stop=32)) == [
+        ("reuse", "consume", "next")
+    ]
+
+
+def test_what_is_held_on_an_out_of_order_queue_is_not_behind_later_waits():
+    held = (UserEvent("go"), write("b"), Record("e", "b"), read("free", after=("go",)))
+    later = (Wait("e", "free"), SetEvent("go"))
+    assert kinds(*held, *later) == RACE
+    before = (UserEvent("go"), write("b"), Record("e", "b"), Wait("e", "free"), read("free", after=("go",)))
+    assert kinds(*before, SetEvent("go")) == []
+
+
 # Graphs
 
 

@@ -191,6 +191,7 @@ class Exposure:
 
 MANY = 6
 """How many differences an explanation names."""
+TURNS = ", with host threads taking turns on a stream in another order"
 TRIES = 8
 """How many launches of a graph are tried, at most, to find those that a hazard is between."""
 
@@ -285,8 +286,8 @@ class _Forcing:
     """The allocation that marks its bytes, to show when it came."""
     about: frozenset[int] = frozenset()
     """Lives of the buffers whose allocation or free the hazard is about."""
-    eager: bool = False
-    """Whether other host threads go on as far as they can; without, no further than is needed."""
+    threads: str = "needed"
+    """How far host threads go on, see `play.Player`."""
 
     def unforced(self) -> _Forcing:
         return replace(self, hold=None, take=-1)
@@ -302,7 +303,7 @@ class _Forcing:
 
 
 def _forcings(read: Plan, hazard: Hazard) -> list[_Forcing]:
-    """What may show a hazard: some things where a graph is launched more than once, or threads go on."""
+    """What may show a hazard, likeliest first: more than one with graphs, host threads or user events."""
     firsts = _spots(read, hazard, hazard.first_index, hazard.first)
     seconds = _spots(read, hazard, hazard.second_index, hazard.second)
     first = firsts[0].index
@@ -319,14 +320,24 @@ def _forcings(read: Plan, hazard: Hazard) -> list[_Forcing]:
         return [_Forcing(how, spare=spare, take=first if step.how == "pool" else -1, about=about)]
     pairs = [(a, b) for a in firsts for b in seconds if a != b]
     pairs.sort(key=lambda pair: (pair[0].index > pair[1].index, pair[1].index - pair[0].index))
-    what = _Forcing(
-        f"{hazard.first} was held until {hazard.second} was done",
-        spare=spare,
-        fresh=first if isinstance(step, Allocate) else -1,
-        about=about,
-    )
-    eager = (False, True) if len({step.thread for step in read.steps}) > 1 else (False,)
-    return [replace(what, hold=pair, eager=e) for pair in pairs[:TRIES] for e in eager]
+    fresh = first if isinstance(step, Allocate) else -1
+    threads = ("needed", "eager", "loose") if len({s.thread for s in read.steps}) > 1 else ("needed",)
+    orders = [(hazard.first, hazard.second, pairs[:TRIES])]
+    if any(isinstance(s, UserEvent) for s in read.steps):  # the one issued first may be the later one anyway
+        orders.append((hazard.second, hazard.first, [pair[::-1] for pair in pairs[:TRIES]]))
+    return [
+        _Forcing(
+            f"{held} was held until {until} was done{TURNS * (how_far == 'loose')}",
+            pair,
+            spare,
+            fresh=fresh,
+            about=about,
+            threads=how_far,
+        )
+        for held, until, holds in orders
+        for how_far in threads
+        for pair in holds
+    ]
 
 
 def _repaired(program: Any, verdict: Verdict, repeats: int) -> Program:
@@ -357,7 +368,7 @@ def _played(device: OpenCLDevice | None, read: Plan, forcing: _Forcing | None) -
 
     device, f = _opencl(device), forcing or _Forcing("")
     settle = forcing is not None
-    player = Player(device, read, settle, f.hold, f.spare, f.take, f.fresh, f.eager, f.about)
+    player = Player(device, read, settle, f.hold, f.spare, f.take, f.fresh, f.threads, f.about)
     return Run(read, player.play(), device.name)
 
 

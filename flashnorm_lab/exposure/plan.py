@@ -125,6 +125,8 @@ class Plan:
     needs: Mapping[int, tuple[int, ...]]
     """For each step: those that the host must have come past, whichever of its threads runs first. For a
     launch that the host waits for, ``~index`` is that waiting."""
+    loose: Mapping[int, tuple[int, ...]]
+    """The same, if the calls of two threads on one stream may come in any order."""
     left: tuple[Part, ...]
     """The buffers that live when the program ends."""
     gone: tuple[Part, ...]
@@ -201,6 +203,7 @@ class _Reader:
         self.lives = 0
         self.silent: set[int] = set()
         self.needs: dict[int, tuple[int, ...]] = {}
+        self.loose: dict[int, tuple[int, ...]] = {}
         self.captures: list[_Capture] = []
         self.graphs: dict[str, tuple[_Capture | None, int]] = {}
         self.recorded: set[str] = set()
@@ -220,14 +223,16 @@ class _Reader:
                 known = ", ".join(self.streams) or "none"
                 raise self._refuse(f"there is no stream {name!r}; there are {known}")
             needs = self.threads.get(step.thread, set())
+            on_streams: set[int] = set()
             if not self._captured(step):
                 self._step(step)
-                needs = needs | self._order_of_calls(step)
+                on_streams = self._order_on_streams(step)
+                needs = needs | self._makers(step)
                 self._note_event(step)
-            self.needs[index] = tuple(sorted(needs, key=in_order))
+            self.needs[index], self.loose[index] = tuple(needs | on_streams), tuple(needs)
             self.threads[step.thread] = {index}
             if isinstance(step, Launch) and step.blocks and index not in self.silent:
-                self.needs[~index] = (index,)
+                self.needs[~index] = self.loose[~index] = (index,)
                 self.threads[step.thread] = {~index}
             if isinstance(step, HandOver):
                 self.threads.setdefault(step.to, set()).add(self.index)
@@ -439,13 +444,8 @@ class _Reader:
 
     # The host's threads
 
-    def _order_of_calls(self, step: Step) -> set[int]:
-        """What a call has to come behind, besides its own thread's calls and those handed over to it.
-
-        Calls on one stream keep their order, whichever thread makes them; nobody has a buffer's address
-        before it is allocated, an allocator has no bytes before they are given back, and nobody can name a
-        command's event before the command is given, or a graph before its capture has ended.
-        """
+    def _order_on_streams(self, step: Step) -> set[int]:
+        """The calls before this one on its stream, which keep their order whichever thread makes them."""
         needs: set[int] = set()
         names: set[str] = set()
         if isinstance(step, Synchronize) and step.stream is None and step.event is None:
@@ -460,7 +460,16 @@ class _Reader:
         if not isinstance(step, Synchronize | Query):
             for name in names:
                 self._note_action(name, step)
-        needs |= set(self.behind.get(self.index, ()))
+        return needs
+
+    def _makers(self, step: Step) -> set[int]:
+        """The steps without which this one cannot be.
+
+        Nobody has a buffer's address before it is allocated, an allocator has no bytes before they are given
+        back, and nobody can name a command's event before the command is given, or a graph before its capture
+        has ended.
+        """
+        needs = set(self.behind.get(self.index, ()))
         if self.index in self.ranges:
             needs |= {self.buffers[r.buffer].allocated for r in self.ranges[self.index]}
         if self.index in self.freed:
@@ -566,6 +575,7 @@ class _Writer:
             extended=reader.extended,
             silent=frozenset(reader.silent),
             needs=reader.needs,
+            loose=reader.loose,
             left=tuple(left),
             gone=tuple(gone),
         )

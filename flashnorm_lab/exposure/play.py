@@ -123,7 +123,8 @@ class Player:
 
     ``settle``: wait after every step for all that can finish, so that the steps happen in the host's order.
     ``hold``: two pieces of work; the first is kept from starting until the second is done, if that can be.
-    Until then, host threads go only as far as the second needs it or, with ``eager``, as far as they can.
+    ``threads``: until then, host threads go only as far as the second needs it ("needed"), or that with no
+    regard to how two of them take turns on one stream ("loose"), or as far as they can ("eager").
     ``spare``: a free that leaves its bytes alone; the others mark those that their buffer's work touches.
     ``take``: a pool's free, behind which the pool gives the bytes to somebody else at once. ``fresh``: a
     stream-ordered allocation that marks its bytes, to show when it came. ``about``: lives of buffers of which
@@ -139,14 +140,15 @@ class Player:
         spare: int = -1,
         take: int = -1,
         fresh: int = -1,
-        eager: bool = False,
+        threads: str = "needed",
         about: frozenset[int] = frozenset(),
     ) -> None:
         cl = self.cl = device._cl
         self.device, self.plan = device, plan
         self.settled, self.hold = settle, hold
         self.spare, self.take, self.fresh = spare, take, fresh
-        self.eager, self.about = eager, about
+        self.threads, self.about = threads, about
+        self.needs = plan.loose if threads == "loose" else plan.needs
         self.words = _page_aligned(max(1, plan.words))
         self.words[: plan.words] = _hashes(0, (), range(plan.words))
         self.start = self.words.copy()
@@ -205,7 +207,7 @@ class Player:
                 self._give_up("the host does the one before it comes to the other")
             elif by_host:  # a gate cannot hold what the host does itself, but its thread can be late
                 later = self._ahead(first)
-            if self.eager:
+            if self.threads == "eager":
                 wanted.update(at for at in steps if in_order(at) < in_order(second) and at not in later)
             for at in steps:
                 if at in wanted:
@@ -232,7 +234,7 @@ class Player:
             at = todo.pop()
             if at not in found:
                 found.add(at)
-                todo.extend(self.plan.needs[at])
+                todo.extend(self.needs[at])
         return found
 
     def _ahead(self, index: int) -> set[int]:
@@ -240,7 +242,7 @@ class Player:
         found = {index}
         for later in range(index, len(self.plan.steps)):
             for at in self.plan.parts_of(later):
-                if not found.isdisjoint(self.plan.needs[at]):
+                if not found.isdisjoint(self.needs[at]):
                     found.add(at)
         return found
 
@@ -585,7 +587,9 @@ class Player:
         if step.stream is not None and self.plan.streams[step.stream].kind == "legacy":
             names += self._others(step.stream, ("blocking", "per-thread"))
         for name in names:
-            queue = self.queues[name]
+            # A blocking stream waits for what was done on the legacy one, though it has no work itself.
+            legacy = self.plan.streams[name].kind == "legacy"
+            queue = self.queues[name] if legacy else self._arrive(name)
             self._host_waits(index, (), queue.gates, queue.queue.finish)
 
     def _host_access(self, work: Work) -> None:

@@ -40,7 +40,7 @@ from ..schedule import Access
 from .findings import Findings
 from .graphs import Captures
 from .held import HeldSteps
-from .memory import ENDLESS, READERS, BufferState, Memory, Segment
+from .memory import ENDLESS, READERS, BufferState, Memory, Past, Segment
 from .state import BLOCKING, Clock, Context, Event, Host, Mark, StreamState, covered, fresh, merge
 from .verdict import Problem, Redundant, Verdict
 
@@ -579,10 +579,10 @@ class Checker(Findings, HeldSteps, Captures):
                 others += segment.reads.values()
             for other in others:
                 self._hazard("reuse", mark, other, buffer.name, segment, owner)
-            segment.old = (*segment.old, (mark, access.writes, buffer.name))[-READERS:]
+            segment.old = (*segment.old, (mark, access.writes, buffer.name, [], []))[-READERS:]
 
     def _check_old(self, mark: Mark, access: Access, segment: Segment, clock: Clock) -> None:
-        for old, wrote, name in segment.old:
+        for old, wrote, name, _, _ in segment.old:
             if (wrote or access.writes) and clock[old[0]] < old[1]:
                 self._hazard("reuse", old, mark, name, segment, access.buffer)
         if access.writes:
@@ -613,15 +613,15 @@ class Checker(Findings, HeldSteps, Captures):
                 raise self._refuse(step, "an out-of-order queue has no stream-ordered allocation")
             self._arrive(stream, host)
         for other in [o for o in memory.users if o.base < base + step.nbytes and base < o.base + o.nbytes]:
-            if other.extended:  # the allocator has seen that the streams the life was extended to are done
-                merge(host.clock, other.extended)
-                host.version = fresh()
-                if step.stream is not None:
-                    merge(stream.clock, other.extended)
-            free = other.freed
-            if step.stream is not None and free is not None and getattr(free[3], "how", "") == "stream":
-                merge(stream.clock, other.free_clock)
             self._retire(other)
+        for segment in memory.between(base, base + step.nbytes):
+            for _, _, _, freed, extended in segment.old:
+                if extended:  # the allocator has seen that the streams the life was extended to are done
+                    merge(host.clock, extended)
+                    host.version = fresh()
+                if step.stream is not None:  # the driver puts an allocation behind the free of its bytes
+                    merge(stream.clock, extended)
+                    merge(stream.clock, freed)
         if taken is not None and taken in taken.memory.users:
             self._retire(taken)
         if step.stream is not None:
@@ -641,11 +641,14 @@ class Checker(Findings, HeldSteps, Captures):
         assert freed is not None
         buffer.retired = True
         for segment in buffer.memory.between(buffer.base, buffer.base + buffer.nbytes):
+            past: list[Past] = []
             if freed[3].how == "pool":
-                past = [(mark, False, buffer.name) for mark in segment.reads.values()]
-                past += [(segment.write, True, buffer.name)] * (segment.write is not None)
+                marks = [(mark, False) for mark in segment.reads.values()]
+                marks += [(segment.write, True)] * (segment.write is not None)
+                past += [(mark, wrote, buffer.name, [], buffer.extended) for mark, wrote in marks]
             else:
-                past = [(freed, True, buffer.name)]
+                clock = buffer.free_clock if freed[3].how == "stream" else []
+                past.append((freed, True, buffer.name, clock, []))
             segment.old = (*segment.old, *past)[-READERS:]
             segment.own(None)
 

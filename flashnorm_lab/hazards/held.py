@@ -26,7 +26,7 @@ from ..program import (
     label,
 )
 from .memory import BufferState
-from .state import Event, Host, State
+from .state import Clock, Event, Host, State, StreamState, merge
 from .verdict import Problem
 
 
@@ -50,6 +50,7 @@ class HeldStep:
     events: dict[str, Late | Event | None]
     buffers: dict[str, BufferState]
     completes: Late | None
+    base: Clock  # of an out-of-order queue, as it was then
 
     @property
     def ready(self) -> bool:
@@ -137,7 +138,7 @@ class HeldSteps(State):
         completes = None
         if isinstance(step, Launch | Barrier | Record) and step.event:
             completes = self._late[step.event] = Late(host if isinstance(step, Record) else None)
-        held = HeldStep(step, self._index, then, events, buffers, completes)
+        held = HeldStep(step, self._index, then, events, buffers, completes, stream.clock.copy())
         self._held.setdefault(name, deque()).append(held)
         return True
 
@@ -187,7 +188,11 @@ class HeldSteps(State):
         self._buffers.update(held.buffers)
         self._hosts[then.name] = then
         self._releasing = True
-        self._do[type(step)](step)
+        stream = self._streams[step.stream]
+        if stream.kind == "out-of-order":
+            self._run_behind(held, stream)
+        else:
+            self._do[type(step)](step)
         self._releasing = False
         self._hosts[then.name] = host
         if held.completes is not None:
@@ -197,6 +202,17 @@ class HeldSteps(State):
                 del newest[step.event]
         self._late, self._events, self._buffers = newest, events, buffers
         self._index = now
+
+    def _run_behind(self, held: HeldStep, stream: StreamState) -> None:
+        """Look at a command of an out-of-order queue, which no later barrier or wait on it holds back."""
+        now = stream.clock.copy()
+        stream.clock[:] = held.base + [0] * (self._width - len(held.base))
+        self._do[type(held.step)](held.step)
+        for other in self._held.get(stream.name, ()):
+            if other.index > held.index and isinstance(held.step, Wait | Barrier):
+                other.base += [0] * (self._width - len(other.base))
+                merge(other.base, stream.clock)
+        merge(stream.clock, now)
 
     def _destroy_event(self, step: DestroyEvent) -> None:
         if step.event in self._unset:

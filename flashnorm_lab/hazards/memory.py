@@ -14,6 +14,11 @@ RANGES = 256
 """Above so many ranges in one memory, neighbours in the same state are joined again."""
 
 
+Past = tuple[Mark, bool, str, Clock, Clock]
+"""What an earlier owner of some bytes did: its mark, whether it wrote, the owner's name, the clock of its
+stream-ordered free, and what its life was extended to."""
+
+
 class Segment:
     """Bytes that have had the same accesses since they were last written."""
 
@@ -25,7 +30,7 @@ class Segment:
         self.before: Mark | None = None  # the write before the last, and the one before that: what may be
         self.older: Mark | None = None  # read too late
         self.reads: dict[tuple[int, str], Mark] = {}
-        self.old: tuple[tuple[Mark, bool, str], ...] = ()  # of buffers that had these bytes before
+        self.old: tuple[Past, ...] = ()  # of buffers that had these bytes before
 
     def cut(self, at: int) -> Segment:
         """Split in two; returns the upper part."""
