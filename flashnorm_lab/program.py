@@ -11,6 +11,7 @@ The words are CUDA's; an OpenCL queue is a stream, a wait list is `Launch.after`
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -326,7 +327,7 @@ class Program:
         """
         places: dict[tuple[object, ...], list[int]] = {}
         for place, s in enumerate(self.steps):
-            key = (type(s), label(s), getattr(s, "stream", None), s.thread, s.source or place)
+            key = (type(s), pattern(label(s)), getattr(s, "stream", None), s.thread, s.source or place)
             places.setdefault(key, []).append(place)
         found: list[tuple[int, ...]] = [()] * len(self.steps)
         for alike in places.values():
@@ -387,6 +388,11 @@ def label(step: Step) -> str:
                      Wait: "wait for"}  # fmt: skip
             return f"{words[type(step)]} {step.event}"
     raise LabError(f"{step!r} is no step of a program")
+
+
+def pattern(text: str) -> str:
+    """A text without its numbers: what names of one line of code, made anew in every turn, have in common."""
+    return re.sub(r"\d+", "#", text)
 
 
 def describe(step: Step) -> str:

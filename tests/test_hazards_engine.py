@@ -460,7 +460,7 @@ def test_why_names_the_record_that_nobody_waits_for_and_the_wait_for_nothing():
     (hazard,) = hazards.find(
         made(Wait("e", "b", source="train.py:1"), write("a"), Record("e", "a"), read("b"))
     )
-    assert "its wait at train.py:1 comes before any record of e" in hazard.why
+    assert "its wait at train.py:1 is for e, which has no record by then" in hazard.why
 
 
 def test_a_loop_that_was_written_out_is_repaired_at_every_turn():
@@ -643,6 +643,85 @@ def test_a_recording_is_judged_by_its_program():
         program = made(write("a"), read("b"))
 
     assert [h.kind for h in hazards.check(Recorded()).hazards] == ["RAW"]
+
+
+def test_names_that_are_new_in_every_turn_of_a_loop_are_one_hazard_and_one_repair():
+    turns = [
+        (
+            Launch(f"copy h {n} to x", "a", (reads("h", 0, 4), writes("x", 0, 64)), source="loop.py:1"),
+            read("b", source="loop.py:2"),
+        )
+        for n in range(100)
+    ]
+    verdict = hazards.check(made(*(s for turn in turns for s in turn), buffers=BUFFERS | {"h": 4}))
+    assert sorted((h.kind, h.count) for h in verdict.hazards) == [("RAW", 100), ("WAR", 99)]
+    assert len(verdict.repair) == 2
+    assert hazards.check(verdict.repaired()).clean
+
+
+def test_lines_to_add_are_ones_that_python_takes():
+    names = ("self.queues[1]", "class", "1 2", "a b")
+    for name in names:
+        streams = {name: Stream(), "b": Stream()}
+        built = Program((write(name), read("b")), streams, {"x": 64})
+        for words in hazards.WORDS:
+            for line in hazards.check(built).repair[0].lines(words):
+                compile(line.partition("#")[0].strip(), "added", "exec")
+    assert "produce_done.record(self.queues[1])" in hazards.check(
+        Program((write(names[0]), read("b")), {names[0]: Stream(), "b": Stream()}, {"x": 64})
+    ).report("cupy")
+
+
+def test_a_wait_for_the_turn_before_has_nothing_to_wait_for_in_the_first():
+    loop = made(write("a"), Record("e", "a"), Wait("e", "b"), read("b"), repeat=3)
+    lines = hazards.check(loop).hazards[0].fix("opencl")
+    assert any(line.strip().startswith("consume_done = None") for line in lines)
+    assert any("wait_for=consume_done and [consume_done]" in line for line in lines)
+
+
+def test_why_says_what_does_not_help():
+    (hazard,) = hazards.find(made(write("a"), Synchronize("default"), HostRead("x")))
+    assert "has waited for default, which does not cover a, as that is non-blocking" in hazard.why
+    (hazard,) = hazards.find(made(write("blocking"), read("thread")))
+    assert "blocking streams wait for the default stream, and not for each other" in hazard.why
+    (hazard,) = hazards.find(made(write("a"), Synchronize("a"), read("b", thread="worker")))
+    assert "host thread host knows that it is done, but no hand-over to worker was seen" in hazard.why
+
+
+def test_a_verdict_prints_as_its_report_and_shows_as_a_line():
+    verdict = hazards.check(made(write("a"), read("b"), write("a", "y"), read("b", "y")))
+    assert str(verdict) == verdict.report()
+    assert repr(verdict) == "<Verdict: program: 4 launches, 2 hazards>"
+    assert "and 1 more" in verdict.report(most=1)
+    unseen = Program((), {}, unseen=("what the other thread does",))
+    assert hazards.check(unseen).summary() == (
+        "program: 0 launches, no hazard in what was seen; 1 thing not seen"
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "code"),
+    [
+        ((BeginCapture("default", "g"), EndCapture("default")), "cudaErrorStreamCaptureUnsupported"),
+        (
+            (
+                *(BeginCapture("a", "g"), Record("e", "a"), BeginCapture("b", "h"), Wait("e", "b")),
+                *(EndCapture("b"), EndCapture("a")),
+            ),
+            "cudaErrorStreamCaptureMerge",
+        ),
+        ((*forked(read("b")), Synchronize(event="join")), "cudaErrorCapturedEvent"),
+        (forked(read("b", blocks=True)), "cudaErrorStreamCaptureUnsupported"),
+    ],
+    ids=["legacy", "merge", "captured event", "blocking"],
+)
+def test_more_captures_that_would_fail(steps, code):
+    assert [problem.code for problem in hazards.check(made(*steps)).errors] == [code]
+
+
+def test_a_graph_cannot_run_while_it_is_being_captured():
+    with pytest.raises(LabError, match="graph g is still being captured"):
+        hazards.check(made(BeginCapture("a", "g"), GraphLaunch("g", "b")))
 
 
 def test_steps_print_in_a_line_each():

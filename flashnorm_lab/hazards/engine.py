@@ -452,6 +452,10 @@ class Checker(Findings, HeldSteps, Captures):
         told: list[tuple[str, Clock, Any]] = []
         if step.event is not None:
             event = self._usable(step.event, host)
+            if step.event in self._captured_events:
+                text = f"{step.event} was last recorded in a capture, and the host waits for it"
+                self._problems.append(Problem("cudaErrorCapturedEvent", text, step.source, self._index))
+                return
             if event is not None:
                 told.append((event[1], event[0], event[3]))
         else:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..program import Allocate, Free, HostRead, HostWrite, Launch, Record, label
+from ..program import Allocate, Free, HostRead, HostWrite, Launch, Record, Wait, label, pattern
 from .memory import Segment
-from .state import Mark, State
+from .state import BLOCKING, Mark, State
 from .verdict import Hazard
 
 STEADY = 3
@@ -72,6 +72,11 @@ def at_source(step: Any) -> str:
     return f"at {step.source}" if step.source else f"({label(step)})"
 
 
+def _event_of(step: Any) -> str:
+    """The event that a step waits for; of a wait list, all of them."""
+    return step.event if type(step) is Wait else ", ".join(step.after)
+
+
 class Findings(State):
     """The part of the analysis that keeps what was found."""
 
@@ -85,7 +90,10 @@ class Findings(State):
         if type(a) is Allocate:
             kind = "use before allocation"
         distance = second[4] - first[4] if first[4] >= 0 and second[4] >= 0 else 0
-        key = (buffer, new, label(a), where(a), label(b), where(b), distance, a.source, b.source)
+        texts = (buffer, new, label(a), label(b))
+        if a.source and b.source:  # in a loop, names may be new in every turn
+            texts = tuple(map(pattern, texts))
+        key = (*texts, where(a), where(b), distance, a.source, b.source)
         base = 0
         owner = self._buffers.get(new or buffer)
         if owner is not None and owner.nbytes >= segment.stop - owner.base >= 0:
@@ -192,7 +200,19 @@ class Findings(State):
                 )
         empty = hints.get("")
         if empty is not None:
-            text += f"; its wait {at_source(empty[0])} comes before any record of {empty[0].event}"
+            text += (
+                f"; its wait {at_source(empty[0])} is for {_event_of(empty[0])}, which has no record by then"
+            )
+        at, number = first[0], first[1]
+        hosts = (h for h in self._hosts.values() if len(h.clock) > at and h.clock[at] >= number)
+        knows = next((h.name for h in hosts), None)
+        if knows is not None and knows != b.thread:
+            text += f"; host thread {knows} knows that it is done, but no hand-over to {b.thread} was seen"
+        default = next((name for name in hints if self._kind_of(name) == "legacy"), None)
+        if default is not None and self._kind_of(on) == "non-blocking":
+            text += f"; {waiter} has waited for {default}, which does not cover {on}, as that is non-blocking"
+        if on != by and {self._kind_of(on), self._kind_of(by)} <= set(BLOCKING):
+            text += "; blocking streams wait for the default stream, and not for each other"
         kinds = {self._kind_of(name): name for name in (on, by)}
         if {"legacy", "non-blocking"} <= kinds.keys():
             text += (

@@ -110,13 +110,23 @@ class Captures(State):
             if inside is not None:
                 for name, number in inside.items():
                     clock[name] = max(number, clock.get(name, 0))
-            elif event in self._events or self._event_capture(event) is not None:
+            elif self._event_capture(event) is not None:
+                self._capture_error(
+                    capture, "cudaErrorStreamCaptureMerge", step,
+                    f"{stream.name} waits for {event}, which was recorded in another capture",
+                )  # fmt: skip
+            elif event in self._events:
                 self._capture_error(
                     capture, "cudaErrorStreamCaptureIsolation", step,
                     f"{stream.name} waits for {event}, which was not recorded in this capture",
                 )  # fmt: skip
         if kind is Launch:
             clock[stream.name] = clock.get(stream.name, 0) + 1
+            if step.blocks:
+                self._capture_error(
+                    capture, "cudaErrorStreamCaptureUnsupported", step,
+                    f"the host would wait for {step.name}, which only the graph runs",
+                )  # fmt: skip
         completes = "" if kind is Wait else step.event
         if completes:
             capture.events[completes] = dict(clock)
@@ -152,6 +162,8 @@ class Captures(State):
     def _end_capture(self, step: EndCapture) -> None:
         stream = self._stream(step)
         capture = stream.capture
+        if capture is None and stream.kind == "legacy":
+            return  # it could not begin either, and that is told
         if capture is None:
             raise self._refuse(step, f"nothing is being captured on {stream.name}; begin a capture first")
         if capture.origin != stream.name:
@@ -181,6 +193,8 @@ class Captures(State):
         if step.graph not in self._graphs:
             known = ", ".join(self._graphs) or "none"
             raise self._refuse(step, f"there is no graph {step.graph!r}; captured so far: {known}")
+        if any(capture.graph == step.graph for capture in self._captures):
+            raise self._refuse(step, f"graph {step.graph} is still being captured; end its capture first")
         graph = self._graphs[step.graph]
         if graph is None:  # a capture that failed leaves nothing to run, and is reported already
             return

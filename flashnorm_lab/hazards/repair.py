@@ -31,6 +31,7 @@ from ..program import (
     Synchronize,
     Wait,
     label,
+    pattern,
 )
 from .engine import Checker
 from .verdict import Hazard, Repair, Verdict
@@ -46,17 +47,11 @@ Candidate = tuple[str, str, str, int, int]
 
 def key(hazard: Hazard) -> tuple[Any, ...]:
     """What tells a hazard from others, whatever else is added to the program."""
-    return (
-        hazard.buffer,
-        hazard.new_buffer,
-        hazard.first,
-        hazard.first_stream,
-        hazard.second,
-        hazard.second_stream,
-        hazard.distance,
-        hazard.first_source,
-        hazard.second_source,
-    )
+    texts = (hazard.buffer, hazard.new_buffer, hazard.first, hazard.second)
+    if hazard.first_source and hazard.second_source:
+        texts = tuple(map(pattern, texts))
+    streams = hazard.first_stream, hazard.second_stream
+    return *texts, *streams, hazard.distance, hazard.first_source, hazard.second_source
 
 
 def with_texts(verdict: Verdict, texts: Iterable[str] | None = None) -> Verdict:
@@ -179,6 +174,7 @@ class _Search:
         self.keys = {key(h) for h in self.wanted}
         self.first = [alike[0] for alike in program.alike]  # of the places that are alike
         self.left = max(1, min(BUDGET, STEPS // max(1, self.length * program.repeat)))
+        self.enough = max(8, self.left // 10)  # to put the last touch to what was found
 
     def _move(self, program: Program, late: Sequence[Hazard]) -> Repair | None:
         """One move of a free does for all uses that come after it: behind the last of them."""
@@ -238,7 +234,7 @@ class _Search:
             else:
                 left -= repairs[best]
             chosen.append(best)
-        self.left = max(self.left, 4 * len(self.keys))
+        self.left = max(self.left, self.enough)
         while left := self._remaining(chosen):  # together they may leave, or lay open, what none did alone
             more = next((self._direct(h) for h in self.wanted if key(h) in left), None)
             if more is None or more in chosen:
@@ -248,7 +244,7 @@ class _Search:
             return []
         for c in list(chosen):
             fewer = [other for other in chosen if other != c]
-            if fewer and self._remaining(fewer) == set():
+            if fewer and self.left > 0 and self._remaining(fewer) == set():
                 chosen = fewer
         return chosen
 
@@ -305,8 +301,8 @@ class _Search:
             kind,
             source,
             target,
-            label(after) if after is not None else "what it has",
-            label(before) if before is not None else "what comes",
+            label(after) if after is not None else "",
+            label(before) if before is not None else "whatever comes next",
             record_at,
             wait_at,
             after.source if after is not None else "",
@@ -337,7 +333,8 @@ class _Search:
     def _finish(self, chosen: Sequence[Candidate], smallest: bool) -> tuple[list[Repair], bool]:
         """Move each record as early and each wait as late as repairs all the same: that orders the least."""
         chosen = list(chosen)
-        if self.length * self.program.repeat <= 500 and self._remaining(chosen) == set():
+        self.left = max(self.left, self.enough)
+        if self._remaining(chosen) == set():
             for i, c in enumerate(chosen):
                 chosen[i] = self._relaxed(chosen, i, c)
         repairs = [self._repair(c) for c in chosen]
@@ -349,7 +346,11 @@ class _Search:
             return c
         if kind == "edge":
             for place in range(self.length - 1, wait_at, -1):
-                if self.first[place] != place or not _works(self.program.steps[place], target):
+                if (
+                    self.left <= 0
+                    or self.first[place] != place
+                    or not _works(self.program.steps[place], target)
+                ):
                     continue
                 moved = (kind, source, target, min(c[3], place), place)
                 if self._remaining([*chosen[:i], moved, *chosen[i + 1 :]]) == set():
@@ -361,6 +362,8 @@ class _Search:
         if self.program.repeat > 1:  # behind the wait in the list is the iteration before it
             earlier = [p for p in places if p > wait_at] + earlier
         for place in earlier:
+            if self.left <= 0:
+                break
             moved = (kind, source, target, place, wait_at)
             if self._remaining([*chosen[:i], moved, *chosen[i + 1 :]]) == set():
                 return moved

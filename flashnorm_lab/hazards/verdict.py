@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import linecache
 import re
 from collections.abc import Sequence
@@ -177,8 +178,8 @@ class Hazard:
                 f"or keep the event that enqueuing {self.first} returns, and let {self.second} wait for it"
             )
         if self.kind == "reuse" and words == "pytorch":
-            lines.append(f"or, where a tensor is {self.buffer}: {_name(self.buffer)}.record_stream("
-                         f"{_name(self.first_stream)}) before it is freed")  # fmt: skip
+            lines.append(f"or, where a tensor is {self.buffer}: {_expression(self.buffer)}.record_stream("
+                         f"{_expression(self.first_stream)}) before it is freed")  # fmt: skip
         return lines
 
     def as_dict(self) -> dict[str, object]:
@@ -250,7 +251,7 @@ class Repair:
     ``kind``: "edge" (an event between two streams), "host wait" (the host waits for an event), "hand over"
     (from one host thread to another), "move" (a free to behind the last use) or "named" (an edge of the lab's
     own schedule). ``record_at`` and ``wait_at`` are places in the program's own list of steps, before which
-    the record and the wait go.
+    the record and the wait go. ``crosses``: whether the wait is for the iteration before.
     """
 
     kind: str
@@ -264,6 +265,7 @@ class Repair:
     before_source: str = ""
     source_kind: str = ""
     target_kind: str = ""
+    crosses: bool = False
 
     @classmethod
     def between(cls, hazard: Hazard) -> Repair:
@@ -286,6 +288,7 @@ class Repair:
             hazard.second_source,
             hazard.first_kind,
             hazard.second_kind,
+            hazard.distance > 0,
         )
 
     @property
@@ -302,6 +305,9 @@ class Repair:
                 )
             case "host wait":
                 return f"the host waits for {self.source} before the {self.before}"
+        if not self.after:
+            wait = f"{self.target} waits for it, before {self.before}"
+            return f"an event recorded on {self.source} right before {wait}"
         if self.source == self.target:
             return f"a barrier on {self.source} between {self.after} and {self.before}"
         return (
@@ -312,7 +318,7 @@ class Repair:
     @property
     def event(self) -> str:
         """A name for the event."""
-        return f"{_name(self.after)}_done"
+        return f"{_name(self.after)}_done" if self.after else f"{_name(self.source)}_so_far"
 
     def lines(self, words: str = "cupy") -> list[str]:
         """The lines to add, in the words of CuPy, PyTorch or OpenCL (pyopencl)."""
@@ -325,7 +331,7 @@ class Repair:
         )
         e = self.event
         source, target = (
-            DEFAULT_STREAMS.get(kind, {}).get(words) or _name(name)
+            DEFAULT_STREAMS.get(kind, {}).get(words) or _expression(name)
             for name, kind in ((self.source, self.source_kind), (self.target, self.target_kind))
         )
         if self.kind == "hand over":
@@ -341,6 +347,9 @@ class Repair:
             made = [(f"{e} = cl.enqueue_marker({source})", after), (f"{source}.flush()", "")]
             if self.kind == "host wait":
                 return _aligned([*made, (f"{e}.wait()", before)])
+            if self.crosses:  # the first turn has nothing to wait for
+                waits = f"cl.enqueue_barrier({target}, wait_for={e} and [{e}])"
+                return _aligned([(f"{e} = None", "# once"), *made, (waits, before)])
             return _aligned([*made, (f"cl.enqueue_barrier({target}, wait_for=[{e}])", before)])
         module = {"cupy": "cp.cuda.Event(disable_timing=True)", "pytorch": "torch.cuda.Event()"}[words]
         waits = f"{e}.synchronize()" if self.kind == "host wait" else f"{target}.wait_event({e})"
@@ -352,7 +361,7 @@ class Repair:
                 "after": self.after, "before": self.before}  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verdict:
     """The answer for a whole program.
 
@@ -395,16 +404,30 @@ class Verdict:
         size = f"{self.name}: {_count(self.launches, 'launch', 'launches')}"
         found = [_count(len(self.hazards) + self.more, "hazard", "hazards")] if self.hazards else []
         found += [_count(len(self.errors), "error", "errors")] if self.errors else []
-        return f"{size}, {' and '.join(found) if found else 'no hazard'}"
+        clean = "no hazard in what was seen" if self.unseen else "no hazard"
+        told = " and ".join(found) if found else clean
+        return f"{size}, {told}" + (
+            f"; {_count(len(self.unseen), 'thing', 'things')} not seen" * bool(self.unseen)
+        )
 
-    def report(self, words: str | None = None) -> str:
-        """The verdict as a compiler would tell it, with lines to add in the words of one of `WORDS`."""
+    def __repr__(self) -> str:
+        return f"<Verdict: {self.summary()}>"
+
+    def __str__(self) -> str:
+        return self.report()
+
+    def report(self, words: str | None = None, most: int | None = None) -> str:
+        """The verdict as a compiler would tell it, with lines to add in the words of one of `WORDS`.
+
+        ``most``: of how many hazards at most; all, without it.
+        """
         words = check_words(self.words if words is None else words)
         parts = [self.summary()]
         parts += [p.explain() for p in self.errors]
-        parts += [h.report(words) for h in self.hazards]
-        if self.more:
-            parts.append(f"and {self.more} more")
+        told = self.hazards[:most]
+        parts += [h.report(words) for h in told]
+        if more := self.more + len(self.hazards) - len(told):
+            parts.append(f"and {more} more")
         if len(self.repair) == len(self.hazards) == 1 and self.smallest:
             pass  # the hazard has told it
         elif self.repair:
@@ -419,7 +442,7 @@ class Verdict:
         if self.redundant:
             lines = [f"  {r.explain()}" for r in self.redundant[:TOLD]]
             lines += [f"  and {len(self.redundant) - TOLD} more"] * (len(self.redundant) > TOLD)
-            parts.append("\n".join(["Needed for nothing:", *lines]))
+            parts.append("\n".join(["Adds no order:", *lines]))
         if self.unseen:
             parts.append("\n".join(["Not seen, and so not judged:", *(f"  {text}" for text in self.unseen)]))
         return "\n\n".join(parts)
@@ -500,7 +523,14 @@ def _count(number: int, one: str, many: str) -> str:
 
 def _name(text: str) -> str:
     """A name that Python allows."""
-    return re.sub(r"\W+", "_", text).strip("_") or "work"
+    name = re.sub(r"\W+", "_", text).strip("_") or "work"
+    return f"_{name}" if name[0].isdigit() else f"{name}_" if keyword.iskeyword(name) else name
+
+
+def _expression(text: str) -> str:
+    """An expression of the program's own, "self.queues[1]", as it is; any other text as a name."""
+    plain = re.fullmatch(r"[^\W\d]\w*(?:\.[^\W\d]\w*|\[[\w'\"]+\])*", text)
+    return text if plain and not any(map(keyword.iskeyword, re.split(r"\W+", text))) else _name(text)
 
 
 def _comment(word: str, what: str, source: str) -> str:
