@@ -318,13 +318,17 @@ class _Search:
     def _last_work(self, source: str, place: int) -> Any:
         """The work or host access of ``source`` before a place, in the iteration before if need be."""
         order = [*range(place - 1, -1, -1)]
-        if self.program.repeat > 1:
+        if self._loops(place):
             order += range(self.length - 1, place - 1, -1)
         return next((s for i in order if _works(s := self.program.steps[i], source)), None)
 
+    def _loops(self, place: int) -> bool:
+        """Whether a place comes again, so that what lies behind it comes before it, too."""
+        return self.program.repeat > 1 or len(_alike(self.program, place)) > 1
+
     def _next_work(self, target: str, place: int, kind: str) -> Any:
         order = [*range(place, self.length)]
-        if self.program.repeat > 1:
+        if self._loops(place):
             order += range(place)
         if kind != "edge":
             return self.program.steps[place] if place < self.length else None
@@ -359,7 +363,7 @@ class _Search:
         works = (p for p in range(self.length) if self.first[p] == p)
         places = [p + 1 for p in works if _works(self.program.steps[p], source)]
         earlier = [p for p in places if p <= wait_at]
-        if self.program.repeat > 1:  # behind the wait in the list is the iteration before it
+        if self._loops(wait_at):  # behind the wait in the list is the iteration before it
             earlier = [p for p in places if p > wait_at] + earlier
         for place in earlier:
             if self.left <= 0:

@@ -326,7 +326,7 @@ class Repair:
         if self.kind in ("named", "move"):
             return []
         after, before = (
-            _comment("after", self.after, self.after_source),
+            _comment("after", self.after, self.after_source) if self.after else "# right before the wait",
             _comment("before", self.before, self.before_source),
         )
         e = self.event
