@@ -6,6 +6,7 @@ interrupted. flashnorm_lab/cli_verbs/__init__.py says how to add a verb.
 
 import argparse
 import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. `argv` defaults to the process's own arguments; returns the exit status."""
     # Torch's idle threads would spin on the cores that run the lab's kernels. Read once, when torch loads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # names may have characters that the terminal's set has not
+            stream.reconfigure(errors="backslashreplace")
     try:
         top = parser()
         options, extra = top.parse_known_args(argv)

@@ -24,11 +24,14 @@ from .errors import LabError
 CHUNK = 1 << 16
 DEEPEST = 16
 """Deeper nesting than this is refused."""
-UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters, those that change the direction of writing, and halves of characters."""
+LARGEST = 2**63 - 1
 
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 _TOO_DEEP = "this is nested too deeply"
 _CUT_OFF = "it was cut off: write it again"
+_TOO_LARGE = f"a whole number beyond 64 bits; at most {LARGEST} can be read"
 
 
 class Fault(Exception):
@@ -145,7 +148,7 @@ class Source(ABC):
             near = chunk[max(0, at - 20) : at + 20].decode("utf-8", "replace").strip()
             told = re.search(r"(?:lexical|parse) error: ([^\n\\]*)", str(error))
             why = f" ({told[1].rstrip(' .')})" if told else ""
-            cause = f"not valid JSON{why} near {near!r}"
+            cause = (_TOO_LARGE if "integer overflow" in why else f"not valid JSON{why}") + f" near {near!r}"
         return Fault(f", line {line}, column {column}", cause)
 
     def items(self, prefix: str) -> Iterator[Any]:
@@ -179,8 +182,9 @@ class Source(ABC):
                         raise Fault(place, f"the text ends too early; {_CUT_OFF}") from None
                     if isinstance(error, UnicodeDecodeError):
                         raise Fault(place, f"byte {error.start + 1} of the line is not UTF-8 text") from None
-                    if not isinstance(error, json.JSONDecodeError):
-                        raise Fault(place, str(error)) from None
+                    if not isinstance(error, json.JSONDecodeError):  # of ours, or of int: thousands of digits
+                        text = _TOO_LARGE if "digits" in str(error) else str(error)
+                        raise Fault(place, text) from None
                     near = error.doc[max(0, error.pos - 20) : error.pos + 20].strip()
                     raise Fault(
                         f"{place}, column {error.colno}", f"not valid JSON ({error.msg}) near {near!r}"

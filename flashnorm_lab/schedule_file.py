@@ -8,6 +8,8 @@ with gzip. Both are read step by step, so that a file of any size takes little m
 from __future__ import annotations
 
 import difflib
+import gzip
+import io
 import json
 import os
 import secrets
@@ -20,16 +22,17 @@ from typing import Any
 
 from . import program
 from .errors import LabError
-from .json_source import UNPRINTABLE, Fault, File, Repeated, Source, Text, shown, split
+from .json_source import LARGEST, UNPRINTABLE, Fault, File, Repeated, Source, Text, shown, split
 from .program import FREES, KINDS, Program, Step, Stream
-from .schedule import Access
+from .schedule import Access, Schedule
 
 FORMAT = "flashnorm-lab schedule"
 VERSION = 1
 KEYS = ("format", "version", "name", "repeat", "streams", "buffers", "unseen", "steps")
 COMMENTS = ("note", "reason", "twin", "expect", "expect_errors", "expect_redundant")
 """Keys of the object that are left to its author. A step has ``note``."""
-LARGEST = 2**63 - 1
+MOST_STEPS = 100_000_000
+"""More steps than this, over all iterations of a ``repeat``, are refused."""
 
 _KEPT = 1 << 16
 """So many names, and so many accesses, are kept to be used again."""
@@ -41,7 +44,7 @@ def load(path: str | PathLike[str]) -> Program:
     Raises ``LabError``, in one line with the file, the step and the cause, for a file that cannot be read,
     is not JSON, is cut off, or does not keep to the format.
     """
-    return _load(File(Path(path)))
+    return _load(_file(path))
 
 
 def loads(text: str | bytes) -> Program:
@@ -58,33 +61,42 @@ def stream(path: str | PathLike[str]) -> tuple[Program, Iterator[Step]]:
     The steps come once: where ``repeat`` is more than 1, call this again for each iteration. Raises
     ``LabError`` as `load` does, and so does the iterator when it comes to a step that is at fault.
     """
-    return _stream(File(Path(path)))
+    return _stream(_file(path))
 
 
 def is_trace(path: str | PathLike[str]) -> bool:
-    """Whether a file is, by its content, a profiler's trace: SQLite, or JSON with traceEvents.
+    """Whether a file is, by its content, a profiler's trace: SQLite, or JSON with events of one.
 
-    ``LabError`` for a file that cannot be read or is empty.
+    Such JSON is an object with traceEvents, or a list whose first object has ``ph``. ``LabError`` for a file
+    that cannot be read or is empty.
     """
-    source = File(Path(path))
+    source = _file(path)
     beginning = source.beginning()
-    if beginning.startswith((b"SQLite format 3\0", b"[")):
+    if beginning.startswith(b"SQLite format 3\0"):
         return True
-    depth = 0
+    listed = beginning.startswith(b"[")
+    depth = number = 0
     try:
-        for event, value in source.events():
+        for number, (event, value) in enumerate(source.events()):
             depth += event.startswith("start_") - event.startswith("end_")
-            if depth == 0 or (event == "map_key" and depth == 1 and value in KEYS):
+            if listed and (depth < 2 if number > 1 else number == 1 and event != "start_map"):
+                break  # behind the first entry, or it is no object
+            if depth == 0:
                 break
-            if event == "map_key" and depth == 1 and value == "traceEvents":
-                return True
+            if event == "map_key" and depth == 1 + listed:
+                if value == ("ph" if listed else "traceEvents"):
+                    return True
+                if not listed and value in KEYS:
+                    break
     except Fault:  # whoever reads the file says where
-        pass
+        return listed and depth > 1
     return False
 
 
 def save(saved: Program, path: str | PathLike[str]) -> None:
     """Write a program, whole or not at all: JSON Lines if the name ends in ``.jsonl``, else one object.
+
+    With ``.gz`` behind that, compressed with gzip. What is there under the name is replaced.
 
     What `load` then gives is equal, but for the order of a launch's accesses: reads come before writes.
     ``LabError`` for a program that the format does not hold, such as one with a stream that it does not
@@ -93,15 +105,30 @@ def save(saved: Program, path: str | PathLike[str]) -> None:
     from .timeline.chrome import check_target
 
     if not isinstance(saved, Program):
-        raise LabError(f"{saved!r} is no program; make one with program.Program(steps, streams)")
+        how = "program.Program(steps, streams)"
+        if isinstance(saved, Schedule):
+            how = "program.from_schedule(schedule)"
+        elif isinstance(getattr(saved, "program", None), Program):
+            how = "its attribute program"
+        raise LabError(f"{_thing(saved)} is no program; give {how}")
     path = check_target(path)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # A first line alone, without steps, would read like an object whose steps were forgotten.
-    lines = _json_lines(saved) if path.suffix == ".jsonl" and saved.steps else _json_object(saved)
+    packed = path.suffix == ".gz"
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    lines = _json_lines(saved) if suffix == ".jsonl" and saved.steps else _json_object(saved)
     try:
         try:
-            with part.open("x", encoding="utf-8", newline="\n") as file:
-                file.writelines(lines)
+            if packed:
+                with (
+                    part.open("xb") as raw,
+                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,
+                    io.TextIOWrapper(file, "utf-8", newline="\n") as text,
+                ):
+                    text.writelines(lines)
+            else:
+                with part.open("x", encoding="utf-8", newline="\n") as text:
+                    text.writelines(lines)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -110,6 +137,18 @@ def save(saved: Program, path: str | PathLike[str]) -> None:
 
 
 # Reading
+
+
+def _file(path: Any) -> File:
+    if not isinstance(path, str | PathLike) or not str(path):
+        raise LabError(f"{_thing(path)} is no file name; give one, for instance schedule.json")
+    return File(Path(path))
+
+
+def _thing(value: Any) -> str:
+    """Any value as a message shows it: not all of a large one."""
+    text = repr(value)
+    return text if len(text) <= 60 and text.isprintable() else f"this {type(value).__name__}"
 
 
 def _load(source: Source) -> Program:
@@ -171,7 +210,9 @@ def _header(head: Mapping[str, Any], source: str, name: str = "") -> tuple[Progr
             found = shown(head["format"]) if "format" in head else "missing"
             raise ValueError(f'this is no schedule: "format" is {found}; "{FORMAT}" was expected')
         version = head.get("version")
-        if type(version) is not int or version != VERSION:
+        if version is not None and type(version) is not int:
+            raise ValueError(f'"version" is {shown(version)}; a whole number, {VERSION}, was expected')
+        if version != VERSION:
             found = shown(version) if "version" in head else "missing"
             raise ValueError(
                 f'"version" is {found}; this installation reads version {VERSION}: write that one, or update '
@@ -277,14 +318,16 @@ def _check_needed(found: Mapping[str, Any], needed: Iterable[str], what: str) ->
 
 def _number(value: Any, what: str, least: int = 0) -> int:
     if type(value) is not int or not least <= value <= LARGEST:
-        size = "below 2^63" if type(value) is int and value > LARGEST else f"of at least {least}"
+        large = type(value) is int and value > LARGEST
+        size = f"of at most {LARGEST}" if large else f"of at least {least}"
         raise ValueError(f"{what} is {shown(value)}; a whole number {size} was expected")
     return value
 
 
 def _text(value: Any, what: str) -> str:
     if type(value) is not str or not value:
-        raise ValueError(f"{what} is {shown(value)}; a text was expected")
+        which = "a text that is not empty" if value == "" else "a text"
+        raise ValueError(f"{what} is {shown(value)}; {which} was expected")
     bad = UNPRINTABLE.search(value)
     if bad:
         raise ValueError(f"{what} is {shown(value)}; leave out {shown(bad[0])}, which cannot be printed")
@@ -320,7 +363,8 @@ class _Reader:
         self.streams = {stream: stream for stream in head.streams}
         self.sizes = dict(head.buffers)
         self.index = 0
-        self.acyclic = head.repeat == 1  # else an event may be one of the iteration before
+        self.repeat = head.repeat
+        self.most = MOST_STEPS // head.repeat if head.repeat > 1 else LARGEST
         self.completed: set[str] = set()
         self.awaited: dict[str, tuple[int, str]] = {}  # events not completed yet: the first step that waits
         self.texts: dict[str, str] = {}
@@ -336,6 +380,7 @@ class _Reader:
             raise LabError(f"{self.name}: step {self.index}: {error}") from None
         except Fault as fault:
             raise LabError(f"{self.name}{fault.place}: step {self.index}: {fault.cause}") from None
+        self.end()
         for name, view in self.views.items():
             if view.base not in self.sizes:
                 raise LabError(
@@ -349,6 +394,11 @@ class _Reader:
 
     def step(self, value: Any) -> Step:
         """The step that an object describes."""
+        if self.index >= self.most:
+            raise LabError(
+                f"{self.name}: repeat is {self.repeat}, which makes more than {MOST_STEPS} steps in all; a "
+                "few iterations show all that crosses from one into the next"
+            )
         try:
             do = _object(value, "this").get("do")
             kind = _DO.get(do) if type(do) is str else None
@@ -366,12 +416,25 @@ class _Reader:
             step = kind.make(self, made)
         except ValueError as error:
             raise self.fail(str(error), value) from None
-        if self.acyclic and isinstance(step, _EVENTS):
+        if isinstance(step, _EVENTS):
             self.order(step, value)
         return step
 
+    def end(self) -> None:
+        """Refuse, behind the last step, work that waits after an event that there is not."""
+        for event, (number, label) in self.awaited.items():
+            known = sorted(self.completed)
+            hint = _hint(event, known) if known else "let a launch or a record complete it before"
+            raise LabError(
+                f"{self.name}: step {number} ({label}): it waits after event {shown(event)}, which no step "
+                f"completes, or which was destroyed before; {hint}"
+            )
+
     def order(self, step: Any, value: Any) -> None:
-        """Refuse work that waits after an event that only it, or work behind it, completes."""
+        """Refuse work that waits after an event that only it, or work behind it, completes.
+
+        In a loop the event may be one of the iteration before.
+        """
         for event in getattr(step, "after", ()):
             if event not in self.completed:
                 self.awaited.setdefault(event, (self.index, _label(value)))
@@ -382,7 +445,7 @@ class _Reader:
         if not event:
             return
         waits = self.awaited.pop(event, None)
-        if waits is not None and isinstance(step, program.Launch | program.Barrier):
+        if waits is not None and self.repeat == 1 and isinstance(step, program.Launch | program.Barrier):
             number, label = waits
             by = (
                 f"step {self.index} ({_label(value)}), behind it, only"
@@ -472,7 +535,9 @@ class _Reader:
             part, start, stop = part
             start, stop = _number(start, f"a start in {key}"), _number(stop, f"a stop in {key}")
         elif type(part) is not str:
-            raise ValueError(f"{key} has {shown(part)}; a buffer's name or [name, start, stop] was expected")
+            given = json.dumps(part) if type(part) is list and len(part) < 3 else shown(part)
+            given = given if len(given) <= 60 else "a list"
+            raise ValueError(f"{key} has {given}; a buffer's name or [name, start, stop] was expected")
         name = self.text(part, f"a name in {key}")
         known = self.accesses.get((name, start, stop, writes))
         if known is None:
@@ -707,6 +772,7 @@ def _step_values(saved: Program) -> Iterator[dict[str, Any]]:
         value = _value(step, reader)
         reader.step(value)
         yield value
+    reader.end()
 
 
 def _value(step: Any, reader: _Reader) -> dict[str, Any]:

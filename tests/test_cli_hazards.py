@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import sqlite3
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 
 import pytest
 from conftest import ROOT
 
-from flashnorm_lab import cli, hazards, program, schedule_file
+from flashnorm_lab import cli, hazards, program, schedule, schedule_file
+from flashnorm_lab.errors import LabError
 from flashnorm_lab.program import Launch, Program, Record, Stream, Wait, reads, writes
 from flashnorm_lab.schedule_file import COMMENTS, KEYS
 
@@ -84,7 +89,8 @@ def test_a_racy_schedule_is_told_as_the_analysis_tells_it_and_is_status_1(capsys
 def test_a_clean_schedule_is_status_0_and_tells_what_is_not_seen(capsys, files):
     status, out = run(capsys, "clean.jsonl")
     assert status == 0
-    assert out.startswith("joined: 3 launches, no hazard\n")
+    assert out.startswith(f"{hazards.check(deferred('vector', 'matrix', name='joined')).summary()}\n")
+    assert out.startswith("joined: 3 launches, no hazard")
     assert "what the sampler reads" in out
 
 
@@ -176,7 +182,7 @@ def test_a_repair_that_does_not_do_is_not_written(capsys, files, monkeypatch):
 
     real = hazards.check
     useless = hazards.check(deferred("matrix")).repair
-    left = "with this repair there would still be hazards (deferred: 3 launches, 1 hazard)"
+    left = "with this repair there would still be hazards (deferred: 3 launches, 1 hazard; 1 thing not seen)"
     for repairs, why in (((), "no repair was found"), (useless, left)):
         monkeypatch.setattr(hazards, "check", without(repairs))
         status, out = run(capsys, "racy.json", "--repaired", "out.json")
@@ -186,7 +192,68 @@ def test_a_repair_that_does_not_do_is_not_written(capsys, files, monkeypatch):
         assert not (files / "out.json").exists()
 
 
+def test_a_repaired_schedule_is_a_new_file(capsys, files):
+    before = (files / "racy.json").read_bytes()
+    os.link("racy.json", "same.json")
+    for own in ("racy.json", "./racy.json", "same.json"):
+        line = refused(capsys, "racy.json", "--repaired", own)
+        assert f"--repaired {own}: this is the file that is read; give another name" in line
+    assert "there is such a file already" in refused(capsys, "racy.json", "--repaired", "clean.jsonl")
+    assert "give the name of a new one" in refused(capsys, "racy.json", "--repaired", "-")
+    assert "no file name" in refused(capsys, "racy.json", "--repaired", "")
+    assert "this is a folder" in refused(capsys, "racy.json", "--repaired", ".")
+    assert sorted(os.listdir()) == ["clean.jsonl", "racy.json", "same.json"]
+    assert (files / "racy.json").read_bytes() == before
+    run(capsys, "racy.json", "--repaired", "out.jsonl.gz")
+    assert (files / "out.jsonl.gz").read_bytes().startswith(b"\x1f\x8b")
+    assert run(capsys, "out.jsonl.gz")[0] == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/stdout"), reason="needs Linux's /dev/stdout")
+def test_a_repaired_schedule_is_not_written_into_a_pipe(files):
+    done = subprocess.run(
+        [sys.executable, "-m", "flashnorm_lab", "hazards", "racy.json", "--repaired", "/dev/stdout"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "flashnorm-lab: --repaired /dev/stdout: this is a device or a pipe; give the name of a file\n"
+    )
+
+
 # Size
+
+
+def test_of_many_hazards_the_first_are_told_unless_all_are_asked_for(capsys, files):
+    names = [f"b{i}" for i in range(25)]
+    steps = [Launch(f"w {name}", "a", (writes(name, 0, 8),)) for name in names]
+    steps += [Launch(f"r {name}", "b", (reads(name, 0, 8),)) for name in names]
+    streams = {"a": Stream(), "b": Stream()}
+    schedule_file.save(Program(tuple(steps), streams, dict.fromkeys(names, 8)), "many.json")
+    status, out = run(capsys, "many.json")
+    assert (status, out.count("RAW: ")) == (1, 20)
+    assert out.endswith("\n\nThe first 20 of 25 hazards were told; --all tells every one.\n")
+    status, out = run(capsys, "many.json", "--all")
+    assert (status, out.count("RAW: ")) == (1, 25)
+    assert "--all" not in out
+    assert len(as_json(capsys, "many.json")[1]["files"][0]["hazards"]) == 25
+
+
+def test_names_beyond_the_terminals_characters_are_told_all_the_same(files):
+    greek = "\u03bb"
+    named = Program(
+        (Launch(greek, "a", (writes("x", 0, 8),)), Launch("r", "b", (reads("x", 0, 8),))),
+        {"a": Stream(), "b": Stream()}, {"x": 8},
+    )  # fmt: skip
+    schedule_file.save(named, f"{greek}.json")
+    done = subprocess.run(
+        [sys.executable, "-m", "flashnorm_lab", "hazards", f"{greek}.json"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"RAW: r may read x before \\u03bb has written it" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["long.json", "long.jsonl"])
@@ -342,9 +409,48 @@ def test_a_trace_has_no_repair_and_a_broken_one_is_told_in_one_line(capsys, file
     assert "--repaired is for schedules" in refused(capsys, "trace.json", "--repaired", "out.json")
     assert "'nothing like it'" in refused(capsys, "trace.json", "--ordered", "projection", "nothing like it")
     (files / "list.json").write_text("[1, 2]")
-    assert "list.json" in refused(capsys, "list.json")
+    assert "a schedule is a JSON object" in refused(capsys, "list.json")
+    (files / "deep.json").write_text('{"traceEvents": ' + "[" * 100_000)
+    assert "deep.json: not a trace (this is nested too deeply)" in refused(capsys, "deep.json")
     sqlite3.connect("other.sqlite").execute("create table t (a)").connection.close()
     assert "other.sqlite" in refused(capsys, "other.sqlite")
+
+
+# The functions behind it
+
+
+def test_the_functions_refuse_what_they_cannot_judge_in_one_line():
+    own, wrong = schedule.deferred(1, 8, 8), Launch("w", "a", ("x",))
+    streams = {"a": Stream()}
+    for ask, told in (
+        (lambda: hazards.ordered(deferred(), "a", "b"), r"this Program is no schedule of the lab; .*order\("),
+        (lambda: hazards.ordered(own, "projection", "post_scale", "1"), "distance='1': give a whole number"),
+        (lambda: hazards.ordered(own, "projection", "post_scale", -1), "distance=-1: give a whole number"),
+        (lambda: hazards.Checker(["a"]), r"streams=\['a'\]: give them by name"),
+        (lambda: hazards.Checker(streams, ["x"]), r"buffers=\['x'\]: give their bytes by name"),
+        (lambda: hazards.Checker(streams).feed_all(5), "5 has no steps; give a Program"),
+        (
+            lambda: hazards.Checker(streams).feed(wrong),
+            r"step 0 \(w\): 'x' is no access; write program.reads",
+        ),
+        (lambda: hazards.check(Program((wrong,), streams)), r"step 0 \(w\): 'x' is no access"),
+    ):
+        with pytest.raises(LabError, match=told) as caught:
+            ask()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_checker_takes_a_program_as_often_as_it_repeats():
+    loop = deferred("vector", repeat=3)
+    told = hazards.Checker(loop.streams, loop.buffers).feed_all(loop).verdict()
+    assert (told.launches, len(told.hazards)) == (9, len(hazards.find(loop)))
+
+
+def test_the_example_of_a_checker_does_what_it_says(capsys):
+    example = hazards.__doc__.partition("::\n\n")[2]
+    exec(textwrap.dedent(example), {})
+    (said,) = re.findall(r"# (RAW: .*) \.\.\.", example)
+    assert said in capsys.readouterr().out
 
 
 # What docs/schedule_format.md shows
@@ -385,3 +491,4 @@ def test_the_docs_name_every_key_and_every_value():
             assert found == steps[do] - {"thread", "source"}, do
     assert {do for do, _ in rows} >= steps.keys() - {"launch", "host read", "host write"}
     assert f"Beyond {hazards.SEARCHED} steps" in text
+    assert f"more than {schedule_file.MOST_STEPS:,} steps".replace(",", " ") in text

@@ -9,10 +9,11 @@ import random
 import re
 import tracemalloc
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 
-from flashnorm_lab import program, schedule_file
+from flashnorm_lab import program, schedule, schedule_file
 from flashnorm_lab.errors import LabError
 from flashnorm_lab.program import (
     Allocate,
@@ -330,6 +331,16 @@ def test_what_is_saved_loads_equal(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a.json", "a.jsonl"]
 
 
+@pytest.mark.parametrize("name", ["a.json.gz", "a.jsonl.gz"])
+def test_a_name_that_ends_in_gz_is_written_compressed(tmp_path, name):
+    path = tmp_path / name
+    schedule_file.save(EVERYTHING, path)
+    plain = tmp_path / name.removesuffix(".gz")
+    schedule_file.save(EVERYTHING, plain)
+    assert gzip.decompress(path.read_bytes()) == plain.read_bytes()
+    assert schedule_file.load(path) == EVERYTHING
+
+
 def test_reads_are_written_before_writes(tmp_path):
     mixed = Program(
         (Launch("k", "s", (writes("a", 0, 1), reads("b", 0, 2), writes("a", 1, 2))),),
@@ -378,8 +389,13 @@ def test_a_program_that_the_format_does_not_hold_is_refused_and_nothing_is_left(
 
 
 def test_save_refuses_what_is_no_program_and_a_bad_place(tmp_path):
-    with pytest.raises(LabError, match="is no program"):
+    with pytest.raises(LabError, match=r"\[\] is no program; give program.Program"):
         schedule_file.save([], tmp_path / "a.json")
+    own = schedule.deferred(1, 8, 8)
+    with pytest.raises(LabError, match=r"^this Schedule is no program; give program.from_schedule"):
+        schedule_file.save(own, tmp_path / "a.json")
+    with pytest.raises(LabError, match="no program; give its attribute program"):
+        schedule_file.save(SimpleNamespace(program=EVERYTHING), tmp_path / "a.json")
     with pytest.raises(LabError, match="this is a folder"):
         schedule_file.save(EVERYTHING, tmp_path)
     with pytest.raises(LabError, match="does not exist"):
@@ -409,6 +425,10 @@ def test_a_file_that_is_none(tmp_path):
         schedule_file.load(tmp_path / "nothing.json")
     with pytest.raises(LabError, match="this is a folder"):
         schedule_file.load(tmp_path)
+    for read in (schedule_file.load, schedule_file.stream, schedule_file.is_trace):
+        for bad in (None, 5, b"a.json", ""):
+            with pytest.raises(LabError, match="is no file name; give one"):
+                read(bad)
     with pytest.raises(LabError, match="is no text"):
         schedule_file.loads(5)
 
@@ -459,7 +479,7 @@ def test_what_is_no_schedule(content, told):
         ('{"version": 1, /', "line 1, column 16: not valid JSON (probable comment"),
         ('{"name": "two\nlines"}', "line 1, column 14: not valid JSON (invalid character inside string)"),
         (b'{"name": "\xff"}', "line 1, column 11: not valid JSON (invalid bytes in UTF8 string)"),
-        ('{"version": 99999999999999999999}', "not valid JSON (integer overflow)"),
+        ('{"version": 99999999999999999999}', "a whole number beyond 64 bits; at most 9223372036854775807"),
         ('{"version": 1', "the text ends too early, after 13 bytes; it was cut off: write it again"),
         ('{"name": "cut', "the text ends too early, after 13 bytes"),
         ('{"steps": [{"do": "launch"', ": step 0: the text ends too early"),
@@ -534,6 +554,7 @@ def test_lines_without_a_step_or_with_a_first_line_that_is_not_whole():
     [
         ({"version": 2}, '"version" is 2; this installation reads version 1'),
         ({"version": True}, '"version" is true'),
+        ({"version": "1"}, '"version" is "1"; a whole number, 1, was expected'),
         ({"version": 1.0}, '"version" is 1.0'),
         ({"stream": {}}, 'a schedule has no key "stream"; did you mean \'streams\'?'),
         ({"zzz": 1}, 'a schedule has no key "zzz"; there are format, version, name'),
@@ -544,7 +565,7 @@ def test_lines_without_a_step_or_with_a_first_line_that_is_not_whole():
         ({"streams": {"main": {"kind": "legacy", "context": 0}}}, 'the context of stream "main" is 0; a '),
         ({"streams": {"main": {"kind": "legacy", "device": 0}}}, 'stream "main" has no key "device"'),
         ({"streams": {"main": 7}}, 'stream "main" is 7; an object was expected'),
-        ({"streams": {"": "legacy"}}, "a stream's name is \"\"; a text was expected"),
+        ({"streams": {"": "legacy"}}, "a stream's name is \"\"; a text that is not empty was expected"),
         ({"buffers": []}, "buffers is a list; an object was expected"),
         ({"buffers": {"y": -1}}, 'buffer "y" is -1; a whole number of at least 0 was expected'),
         ({"buffers": {"y": 64.0}}, 'buffer "y" is 64.0; a whole number'),
@@ -554,6 +575,7 @@ def test_lines_without_a_step_or_with_a_first_line_that_is_not_whole():
         ({"buffers": {"y": {"size": 64}}}, 'buffer "y" has no key "size"'),
         ({"buffers": {"y": {}}}, 'buffer "y" needs "bytes", which is missing'),
         ({"buffers": {"y": {"bytes": 4, "start": 1}}}, 'buffer "y" has no key "start"'),
+        ({"buffers": {"a\u202eb": 1}}, 'leave out "\\u202e"'),
         ({"buffers": {"a\u0007": 1}}, 'the name of a buffer is "a\\u0007"; leave out "\\u0007"'),
         ({"buffers": {"v": {"of": "y"}}}, 'buffer "v" needs "bytes", which is missing'),
         ({"buffers": {"y": 9, "v": {"of": "y", "bytes": 0}}}, "a whole number of at least 1"),
@@ -623,13 +645,13 @@ def test_keys_that_are_there_twice_or_of_the_wrong_kind(content, told):
         ({**LAUNCH, "stream": "mian"}, "there is no stream \"mian\" in streams; did you mean 'main'?"),
         ({**LAUNCH, "stream": None}, "stream is null; a text was expected"),
         ({**LAUNCH, "stream": ["main"]}, "stream is a list; a text was expected"),
-        ({**LAUNCH, "name": ""}, 'name is ""; a text was expected'),
+        ({**LAUNCH, "name": ""}, 'name is ""; a text that is not empty was expected'),
         ({**LAUNCH, "name": 7}, "name is 7; a text was expected"),
         ({**LAUNCH, "name": "two\nlines"}, 'step 1 (two?lines): name is "two\\nlines"; leave out "\\n"'),
         ({**LAUNCH, "name": "x" * 500}, None),
         ({**LAUNCH, "reads": "y"}, 'reads is "y"; a list was expected'),
         ({**LAUNCH, "reads": [7]}, "reads has 7; a buffer's name or [name, start, stop] was expected"),
-        ({**LAUNCH, "writes": [["y", 0]]}, "writes has a list; a buffer's name or"),
+        ({**LAUNCH, "writes": [["y", 0]]}, 'writes has ["y", 0]; a buffer\'s name or [name, start, stop]'),
         ({**LAUNCH, "writes": [["y", 0, 1, 2]]}, "writes has a list"),
         ({**LAUNCH, "writes": [[["y"], 0, 1]]}, "a name in writes is a list"),
         ({**LAUNCH, "reads": [["y", "0", 1]]}, 'a start in reads is "0"; a whole number'),
@@ -697,9 +719,11 @@ def test_a_step_that_is_wrong(step, told):
 
 def test_lone_surrogates_and_numbers_beyond_all_bounds_in_lines():
     assert "cannot be printed" in refused(lines({**LAUNCH, "name": "\ud800"}))
-    assert "below 2^63 was expected" in refused(lines({**LAUNCH, "reads": [["y", 0, 2**63]]}))
+    assert "of at most 9223372036854775807 was expected" in refused(
+        lines({**LAUNCH, "reads": [["y", 0, 2**63]]})
+    )
     huge = lines({**LAUNCH, "reads": [["y", 0, "here"]]}).replace('"here"', "1" * 5000)
-    assert "line 2: step 0: " in refused(huge)
+    assert "line 2: step 0: a whole number beyond 64 bits" in refused(huge)
     assert "a stop in reads is" in refused(
         lines({**LAUNCH, "reads": [["y", 0, 1e999]]}).replace("Infinity", "1e999")
     )
@@ -752,13 +776,12 @@ def test_a_cycle_of_events_is_refused_with_both_steps(form):
     "steps",
     [
         (launch("a", [], "e"), launch("b", ["e"], "e"), launch("c", ["e"])),
-        (launch("a", ["never"]),),
         ({"do": "wait", "event": "e", "stream": "main"}, launch("a", [], "e")),
         (launch("a", ["e"]), {"do": "record", "event": "e", "stream": "main"}, launch("b", ["e"], "e")),
         ({"do": "user event", "event": "u"}, launch("a", ["u"]), {"do": "set event", "event": "u"}),
     ],
 )  # fmt: skip
-def test_events_that_are_completed_before_or_never_or_only_recorded_are_no_cycle(steps):
+def test_events_that_are_completed_before_or_only_recorded_are_no_cycle(steps):
     assert len(schedule_file.loads(text(*steps))) == len(steps)
 
 
@@ -766,6 +789,40 @@ def test_in_a_loop_an_event_of_the_iteration_before_is_no_cycle():
     steps = (launch("consume", ["produced"], "consumed"), launch("produce", ["consumed"], "produced"))
     assert "a cycle" in refused(text(*steps))
     assert len(schedule_file.loads(text(*steps, repeat=2))) == 2
+
+
+@pytest.mark.parametrize("form", [text, lines])
+@pytest.mark.parametrize("repeat", [1, 3])
+def test_work_that_waits_after_an_event_that_nothing_completes_is_refused(form, repeat):
+    told = refused(
+        form({"do": "synchronize"}, launch("b", ["loadde"]), launch("a", [], "loaded"), repeat=repeat)
+    )
+    assert told == (
+        'the schedule: step 1 (b): it waits after event "loadde", which no step completes, or which was '
+        "destroyed before; did you mean 'loaded'?"
+    )
+    told = refused(form(launch("b", ["e"]), {"do": "barrier", "stream": "main", "after": ["f"]}))
+    assert "step 0 (b)" in told
+    assert "let a launch or a record complete it before" in told
+    destroyed = (launch("a", [], "e"), {"do": "destroy event", "event": "e"}, launch("b", ["e"]))
+    assert "step 2 (b): it waits after event" in refused(form(*destroyed, repeat=repeat))
+
+
+def test_a_program_with_an_event_that_nothing_completes_is_not_saved(tmp_path):
+    program_ = Program((Launch("k", "s", after=("e",)),), {"s": Stream()})
+    with pytest.raises(LabError, match=r"step 0 \(k\): it waits after event"):
+        schedule_file.save(program_, tmp_path / "a.json")
+    assert os.listdir(tmp_path) == []
+
+
+def test_more_steps_than_anybody_can_wait_for_are_refused(monkeypatch):
+    assert "repeat is 1000000000, which makes more than 100000000 steps in all" in refused(
+        text(LAUNCH, repeat=1_000_000_000)
+    )
+    monkeypatch.setattr(schedule_file, "MOST_STEPS", 6)
+    assert len(schedule_file.loads(text(LAUNCH, LAUNCH, repeat=3))) == 2
+    assert "repeat is 3" in refused(lines(LAUNCH, LAUNCH, LAUNCH, repeat=3))
+    assert len(schedule_file.loads(text(*[LAUNCH] * 7))) == 7  # they are there, one by one
 
 
 # Size
@@ -877,7 +934,12 @@ def test_text_that_was_damaged_at_random_loads_or_is_refused_in_one_line():
     ("content", "trace"),
     [
         (b"SQLite format 3\x00 and so on", True),
-        (b"[]", True),
+        (b"[]", False),
+        (b"[1, 2]", False),
+        (b"[" * 100_000, False),
+        (b'[{"do": "launch", "note": {"ph": 1}}, {"ph": "X"}]', False),
+        (b'[{"name": "k", "args": {"a": [1]}, "ph": "X"}]', True),
+        (b'[{"name": "k", ', True),
         (b' [{"ph": "X"}]', True),
         (b'{"traceEvents": []}', True),
         (b'\xef\xbb\xbf{"schemaVersion": 1, "deviceProperties": [{"id": 0}], "traceEvents": [', True),

@@ -21,6 +21,9 @@ from typing import Any
 from ..errors import LabError
 from ..hazards import WORDS
 
+TOLD = 20
+"""So many hazards of a file are told, unless all are asked for."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -47,18 +50,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="only answer whether the launch SECOND always waits for the launch FIRST before it",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.add_argument("--repaired", metavar="OUT", help="write the schedule with its repair put in")
+    parser.add_argument("--all", action="store_true", help=f"tell every hazard, not only the first {TOLD}")
+    parser.add_argument(
+        "--repaired",
+        metavar="OUT",
+        help="write the schedule with its repair put in, to a new file: JSON, .jsonl, or either with .gz",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Judge each file and print what was found; returns 0 if that is nothing, else 1."""
     from .. import schedule_file
-    from ..timeline.chrome import check_target
 
     if options.repaired is not None:
         if options.ordered or len(options.files) > 1:
             raise LabError("--repaired writes one schedule: give one FILE, and no --ordered")
-        check_target(options.repaired)
+        _check_new(options.repaired, options.files[0])
     answers = []
     for path in options.files:
         if schedule_file.is_trace(path):
@@ -77,6 +84,23 @@ def run(options: argparse.Namespace) -> int:
     return 0 if all(a.good for a in answers) else 1
 
 
+def _check_new(out: str, read: str) -> None:
+    """``LabError`` unless ``out`` is a place where a new file can be written."""
+    from ..timeline.chrome import check_target
+
+    what = f"--repaired {out}"
+    if out == "-":
+        raise LabError(f"{what}: it is written to a file; give the name of a new one, or ./- for that name")
+    path = Path(out)
+    if path.is_file() and Path(read).exists() and path.samefile(read):
+        raise LabError(f"{what}: this is the file that is read; give another name")
+    if out and path.exists() and not path.is_dir():
+        if not path.is_file():
+            raise LabError(f"{what}: this is a device or a pipe; give the name of a file")
+        raise LabError(f"{what}: there is such a file already; give another name, or remove it first")
+    check_target(out)
+
+
 def _judge(path: str, options: argparse.Namespace) -> Answer:
     from .. import hazards, schedule_file
 
@@ -87,7 +111,9 @@ def _judge(path: str, options: argparse.Namespace) -> Answer:
             verdict = hazards.check(head.with_steps(held))
         else:
             verdict = _stream(path, head, chain(held, steps))
-    text = verdict.report(options.words)
+    text = verdict.report(options.words, None if options.all else TOLD)
+    if len(verdict.hazards) > TOLD and not options.all:
+        text += f"\n\nThe first {TOLD} of {len(verdict.hazards)} hazards were told; --all tells every one."
     searched = verdict.steps <= hazards.SEARCHED
     values = {**verdict.as_dict(), "repair_searched": searched}
     missing = ""

@@ -3,6 +3,8 @@
 The inputs are random and every step has its own, so that an old result is told from a new one, and from one
 of a later step. The hazards come from the schedule alone; the outcomes are what this run measured. With
 --force each, every hazard is made to happen, and then forced again with its repair in place.
+
+Exit status: 0 if the race was run, whatever came of it (--json has the counts); 2 for bad use.
 """
 
 import argparse
@@ -61,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
     device = devices.get(options.device)
     if each:
         return _force_each(device, built, options)
+    if options.force not in (None, "worst"):
+        _check_span(devices.Force.parse(options.force), options.steps)
     result = race.run(
         device,
         built,
@@ -89,6 +93,8 @@ def _force_each(device: Any, built: Any, options: argparse.Namespace) -> int:
     from .. import hazards, race
 
     found = hazards.find(built)
+    for force in race.forces(built).values():
+        _check_span(force, options.steps)
     proofs = [
         race.prove(device, built, hazard, options.steps, options.seed, record=False) for hazard in found
     ]
@@ -109,6 +115,14 @@ def _force_each(device: Any, built: Any, options: argparse.Namespace) -> int:
             f"repaired: {common.counts(proof.repaired.counts)}"
         )
     return 0
+
+
+def _check_span(force: Any, steps: int) -> None:
+    if 0 < steps < force.steps:
+        runs = f"{steps} run{'s' * (steps == 1)}"
+        raise LabError(
+            f"--force: {force} spans {force.steps} steps, and {runs}; give --steps {force.steps} or more"
+        )
 
 
 def _print_head(device: Any, built: Any, found: Any) -> None:

@@ -53,8 +53,10 @@ class Force:
         until, plus, distance = until.partition("+")
         if not (hold and colon and until):
             raise LabError(f"force={text!r}: {WRITE}")
-        if plus and not (distance.isascii() and distance.isdigit() and len(distance) < 10):
+        if plus and not (distance.isascii() and distance.isdigit()):
             raise LabError(f"force={text!r}: N in HOLD:UNTIL+N is a number of steps")
+        if len(distance) > 9:
+            raise LabError(f"force={text[:60]!r}: N in HOLD:UNTIL+N is at most 999999999 steps")
         return cls(hold, until, int(distance or 0))
 
     def __str__(self) -> str:

@@ -9,7 +9,15 @@ that came before the event's latest record; from a synchronization, which orders
 from the host, since what it issues comes after what it has waited for; and from CUDA's default stream.
 
 `check` judges a lab schedule, a `flashnorm_lab.program.Program` or a recording; `Checker` judges steps as
-they come, in bounded memory.
+they come, in bounded memory::
+
+    from flashnorm_lab.hazards import Checker
+    from flashnorm_lab.program import Launch, Stream, reads, writes
+
+    checker = Checker({"a": Stream(), "b": Stream()}, {"x": 64})
+    checker.feed(Launch("fill", "a", (writes("x", 0, 64),)))
+    checker.feed(Launch("sum", "b", (reads("x", 0, 64),)))
+    print(checker.verdict().report())   # RAW: sum may read x before fill has written it ...
 """
 
 from __future__ import annotations
@@ -92,8 +100,16 @@ def as_program(thing: Any) -> Program:
 def ordered(schedule: Schedule, first: str, second: str, distance: int = 0) -> bool:
     """Whether ``second``, ``distance`` steps later, starts only when ``first`` is done, on every run.
 
-    ``LabError`` if the schedule has no launch, copy or host access of such a name.
+    For lab schedules; `order` asks any program. ``LabError`` if the schedule has no launch, copy or host
+    access of such a name.
     """
+    if not isinstance(schedule, Schedule):
+        raise LabError(
+            f"this {type(schedule).__name__} is no schedule of the lab; any program is asked with "
+            "hazards.order(program, first, second)"
+        )
+    if isinstance(distance, bool) or not isinstance(distance, int) or distance < 0:
+        raise LabError(f"distance={distance!r}: give a whole number of steps, 0 for the same step")
     unrolled = programs.from_schedule(schedule, distance + 1)
     known = {programs.label(s): None for s in unrolled.steps if isinstance(s, programs.NUMBERED)}
     for name in (first, second):

@@ -26,6 +26,7 @@ from ..program import (
     HostRead,
     HostWrite,
     Launch,
+    Program,
     Query,
     Record,
     RecordStream,
@@ -68,6 +69,10 @@ class Checker(Findings, HeldSteps, Captures):
         super().__init__(name, unseen)
         self.length = length
         self._host("host")
+        if not isinstance(streams, Mapping):
+            raise LabError(f"streams={streams!r:.60}: give them by name, as in {{'main': program.Stream()}}")
+        if not isinstance(buffers, Mapping | None):
+            raise LabError(f"buffers={buffers!r:.60}: give their bytes by name, as in {{'x': 64}}")
         for stream, what in streams.items():
             self.add_stream(stream, what)
         for buffer, nbytes in (buffers or {}).items():
@@ -138,19 +143,40 @@ class Checker(Findings, HeldSteps, Captures):
             ((self._unset or self._held) and self._hold(step)) or (self._captures and self._captured(step))
         ):
             return
-        do(step)
+        try:
+            do(step)
+        except (AttributeError, TypeError):
+            self._check_accesses(step)
+            raise
 
-    def feed_all(self, steps: Iterable[Step]) -> Checker:
-        """Feed them all; returns itself."""
+    def feed_all(self, steps: Program | Iterable[Step]) -> Checker:
+        """Feed them all, those of a program as often as it repeats them; returns itself."""
         do = self._do
-        for step in steps:
-            call = do.get(type(step))
-            if call is None or self._careful:
-                self.feed(step)
-            else:
-                self._index += 1
-                call(step)
+        if not isinstance(steps, Program | Iterable):
+            raise LabError(f"{steps!r:.60} has no steps; give a Program, or steps one behind the other")
+        step: Any = None
+        try:
+            for step in steps.unrolled() if isinstance(steps, Program) else steps:
+                call = do.get(type(step))
+                if call is None or self._careful:
+                    self.feed(step)
+                else:
+                    self._index += 1
+                    call(step)
+        except (AttributeError, TypeError):
+            self._check_accesses(step)
+            raise
         return self
+
+    def _check_accesses(self, step: Any) -> None:
+        """``LabError`` where a launch has accesses that are none."""
+        accesses = step.accesses if isinstance(step, Launch) else ()
+        for access in accesses if isinstance(accesses, Iterable) else (accesses,):
+            if not isinstance(access, Access):
+                raise LabError(
+                    f"step {self._index} ({step.name}): {access!r:.60} is no access; write "
+                    "program.reads(buffer, start, stop) or program.writes(buffer, start, stop)"
+                ) from None
 
     @property
     def steps(self) -> int:

@@ -59,7 +59,9 @@ def load(path: str | PathLike[str]) -> Any:
         return json.loads(text, parse_float=Decimal, strict=False)
     except json.JSONDecodeError as error:
         raise LabError(f"{path}, line {error.lineno}, column {error.colno}: {_cause(text, error)}") from None
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise LabError(f"{path}: not a trace (this is nested too deeply)") from None
+    except ValueError as error:
         raise LabError(f"{path}: not a trace ({error})") from None
 
 
