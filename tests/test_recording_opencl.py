@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+from queue import Queue
 
 import numpy as np
 import pyopencl as cl
@@ -319,6 +320,9 @@ def test_a_copy_that_does_not_block_leaves_the_host_array_in_use(machine, copies
             if copies == "kept and waited for":
                 event.wait()
         cl.enqueue_copy(side, result, x)  # B
+    if copies == "dropped":  # a wait that no line asks for, and so none that is told as needless
+        assert [s.done for s in steps(recording, Query)] == [True]
+        assert not steps(recording, Synchronize)
     wrong = [("WAW", "result", "copy y to result", "copy x to result", "A", "B")]
     assert verdict(recording) == (wrong if copies == "kept" else [])
     told = [text for text in recording.unseen if "a copy uses without blocking" in text]
@@ -357,21 +361,21 @@ def test_mapped_memory_is_the_hosts_until_it_is_unmapped(machine, clean):
     scale, main, side = machine.kernel("scale"), machine.main, machine.side
     x, y = machine.buffer(), machine.buffer()
     with flashnorm_lab.record() as recording:
-        mapped, ready = cl.enqueue_map_buffer(
-            main, x, cl.map_flags.WRITE, 0, (N,), np.float32, is_blocking=False
-        )
+        write = cl.map_flags.WRITE
+        mapped, ready = cl.enqueue_map_buffer(main, x, write, 0, (N,), np.float32, is_blocking=False)  # M
         ready.wait()
         mapped[...] = X
         if not clean:
             scale(side, (N,), None, x, y)  # A
-        back = mapped.base.release(main)  # B
+        back = mapped.base.release(main)
         scale(side, (N,), None, x, y, wait_for=[back])
     wrong = [
-        ("WAR", "x", "scale", "host write of x", "A", "B"),
+        ("WAR", "x", "scale", "host write of x", "A", "M"),
     ]
     assert verdict(recording) == ([] if clean else wrong)
     assert [s.name for s in steps(recording) if s.category in ("map", "unmap")] == ["map x", "unmap x"]
-    assert [(s.buffer, s.start, s.stop) for s in steps(recording, HostWrite)] == [("x", 0, SIZE)]
+    written = [(s.buffer, s.start, s.stop) for s in steps(recording, HostWrite)]
+    assert written == [("x", 0, SIZE)] * (2 if clean else 3)
     assert any("memory that is mapped" in text for text in recording.unseen)
     machine.rest()
 
@@ -382,9 +386,83 @@ def test_a_mapping_for_reading_writes_nothing_back(machine):
         mapped, _ = cl.enqueue_map_buffer(machine.main, y, cl.map_flags.READ, 0, (N,), np.float32)
         del mapped  # which unmaps it
     host = steps(recording, HostRead)
-    assert [s.buffer for s in host] == ["y"]
+    assert [s.buffer for s in host] == ["y", "y"]
     assert [s.accesses for s in steps(recording)] == [(program.reads("y", 0, SIZE),), ()]
     assert hazards.check(recording).clean
+
+
+@pytest.mark.parametrize("wait", ["none", "event", "finish", "later event", "other queue", "query"])
+def test_a_map_that_does_not_block_has_to_be_waited_for(machine, wait):
+    bump, main, side = machine.kernel("bump"), machine.main, machine.side
+    x = machine.buffer()
+    with flashnorm_lab.record() as recording:
+        bump(main, (N,), None, x)
+        read = cl.map_flags.READ
+        mapped, ready = cl.enqueue_map_buffer(main, x, read, 0, (N,), np.float32, is_blocking=False)  # M
+        if wait == "event":
+            ready.wait()
+        elif wait == "finish":
+            main.finish()
+        elif wait == "later event":
+            cl.enqueue_marker(main).wait()
+        elif wait == "other queue":
+            cl.enqueue_barrier(side, wait_for=[ready])
+            side.finish()
+        elif wait == "query":
+            main.flush()
+            while ready.command_execution_status != cl.command_execution_status.COMPLETE:
+                pass
+        mapped.base.release(main)
+    found = verdict(recording)
+    if wait == "none":
+        assert found == [("RAW", "mapped memory 1", "map x", "host read of mapped memory 1", "M", "M")]
+    else:
+        assert found == []
+
+
+def test_a_wait_behind_the_map_on_another_queue_is_none_for_it(machine):
+    x = machine.buffer()
+    with flashnorm_lab.record() as recording:
+        read = cl.map_flags.READ
+        mapped, _ = cl.enqueue_map_buffer(machine.loose, x, read, 0, (N,), np.float32, is_blocking=False)  # M
+        cl.enqueue_fill(machine.loose, machine.buffer(), np.float32(1), SIZE).wait()  # which may overtake it
+        cl.enqueue_marker(machine.side).wait()
+        mapped.base.release(machine.loose)
+    assert [h[:2] for h in verdict(recording)] == [("RAW", "mapped memory 1")]
+
+
+@pytest.mark.parametrize("use", ["read", "write"])
+@pytest.mark.parametrize("flags", ["READ", "WRITE"])
+@pytest.mark.parametrize("unmapped", [True, False])
+def test_what_uses_mapped_memory_meanwhile_is_a_race_though_it_is_waited_for(machine, use, flags, unmapped):
+    kernel, main, side = machine.kernel("bump"), machine.main, machine.side
+    x, y = machine.buffer(), machine.buffer()
+    if use == "read":
+        kernel, x, y = machine.kernel("scale"), x, (x, y)
+    with flashnorm_lab.record() as recording:
+        bits = getattr(cl.map_flags, flags)
+        mapped, _ = cl.enqueue_map_buffer(main, x, bits, 0, (N,), np.float32)  # M
+        kernel(side, (N,), None, *(y if use == "read" else (x,)))  # A
+        side.finish()
+        if unmapped:
+            mapped.base.release(main)
+    found = [(h[0], *h[4:]) for h in verdict(recording)]
+    if (use, flags) == ("read", "READ"):
+        assert found == []
+    else:
+        assert found == [("RAW" if flags == "READ" else "WAR", "A", "M")]
+    assert any("still mapped at the end" in text for text in recording.unseen) == (not unmapped)
+
+
+def test_a_marker_is_not_the_command_whose_events_address_it_has(machine):
+    bump, x = machine.kernel("bump"), machine.buffer()
+    with flashnorm_lab.record() as recording:
+        for _ in range(50):
+            bump(machine.main, (N,), None, x)  # whose event is gone at once
+            cl.enqueue_marker(machine.main).wait()
+    marked = [s.event for s in steps(recording, Record)]
+    assert [s.event for s in steps(recording, Synchronize)] == marked
+    assert len(set(marked)) == 50
 
 
 def test_fills_and_rectangles_are_the_bytes_that_they_touch(machine):
@@ -531,6 +609,70 @@ def test_threads_are_ordered_by_start_and_join(machine, clean):
     assert {(s.thread, s.stream) for s in steps(recording)} == {("worker", "side"), ("host", "main")}
     assert {(s.thread, s.to) for s in steps(recording, HandOver)} == {("host", "worker"), ("worker", "host")}
     assert any(text.startswith("2 threads made calls") for text in recording.unseen)
+
+
+@pytest.mark.parametrize("to", ["none", "name", "thread"])
+def test_a_hand_over_tells_what_a_queue_orders(machine, to):
+    scale, bump, main, side = machine.kernel("scale"), machine.kernel("bump"), machine.main, machine.side
+    x, y = machine.buffer(), machine.buffer()
+    mail = Queue()
+
+    def consume():
+        mail.get()
+        bump(side, (N,), None, y)  # B
+
+    with flashnorm_lab.record() as recording:
+        consumer = threading.Thread(target=consume, name="consumer")
+        consumer.start()
+        scale(main, (N,), None, x, y)  # A
+        main.finish()
+        if to != "none":
+            recording.hand_over("consumer" if to == "name" else consumer)
+        mail.put(None)
+        consumer.join()
+    assert verdict(recording) == ([("RAW", "y", "scale", "bump", "A", "B")] if to == "none" else [])
+
+
+def test_a_hand_over_to_nobody_is_refused(machine):
+    with flashnorm_lab.record() as recording:
+        cl.enqueue_marker(machine.main)
+        recording.hand_over("host")  # to itself: nothing to tell
+        with pytest.raises(LabError, match="hand_over to 'nobody': no thread of that name is running"):
+            recording.hand_over("nobody")
+        with pytest.raises(LabError, match="hand_over to 3: give a thread's name"):
+            recording.hand_over(3)
+    assert not steps(recording, HandOver)
+    with pytest.raises(LabError, match="call it inside the block"):
+        recording.hand_over("host")
+
+
+@pytest.mark.parametrize("calls", ["kernel", "nothing"])
+@pytest.mark.parametrize("behind", ["it", "something else"])
+def test_a_callback_comes_behind_its_event(machine, calls, behind):
+    scale, bump, main, side = machine.kernel("scale"), machine.kernel("bump"), machine.main, machine.side
+    x, y = machine.buffer(), machine.buffer()
+    called = threading.Event()
+
+    def callback(status):
+        if calls == "kernel":
+            bump(side, (N,), None, y)  # B
+        called.set()
+
+    with flashnorm_lab.record() as recording:
+        event = scale(main, (N,), None, x, y)  # A
+        if behind != "it":
+            event = cl.enqueue_marker(side)
+            side.flush()
+        event.set_callback(cl.command_execution_status.COMPLETE, callback)
+        main.flush()
+        assert called.wait(60)
+        while any(name.startswith("callback") for name in recording._tape._threads.values()):
+            pass  # it has yet to return
+    racy = calls == "kernel" and behind != "it"
+    assert verdict(recording) == ([("RAW", "y", "scale", "bump", "A", "B")] if racy else [])
+    threads = {s.thread for s in recording.program.steps}
+    assert threads == ({"host", "callback 1"} if calls == "kernel" else {"host"})
+    assert any("Event.set_callback" in text for text in recording.unseen)
 
 
 def test_one_thread_needs_no_word_about_threads(machine):
@@ -919,6 +1061,12 @@ def test_a_recording_can_be_asked_inside_and_after(machine, tmp_path):
     assert "\n  not seen: what was given to a queue before the recording: queue" in str(recording)
     assert recording.program is recording.program
     assert pickle.loads(pickle.dumps(recording.program)) == recording.program
+    again = pickle.loads(pickle.dumps(recording))
+    assert (again.program, len(again), str(again)) == (recording.program, 2, str(recording))
+    with pytest.raises(LabError, match="has been made already"), again:
+        pass
+    with pytest.raises(LabError, match="when its block has ended"):
+        pickle.dumps(flashnorm_lab.record())
     recording.save(tmp_path / "mine.json")
     assert schedule_file.load(tmp_path / "mine.json") == recording.program
 
@@ -958,6 +1106,15 @@ def test_only_some_libraries(machine):
     assert len(recording) == 1
     with pytest.raises(LabError, match="only='cuda': record takes 'opencl', 'cupy'"):
         flashnorm_lab.record(only="cuda")
+    for wrong in (5, [5], [[]]):
+        with pytest.raises(LabError, match="record takes 'opencl', 'cupy'"):
+            flashnorm_lab.record(only=wrong)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", 5, None])
+def test_a_recordings_name_is_printable_text(name):
+    with pytest.raises(LabError, match="record takes a text without control characters"):
+        flashnorm_lab.record(name=name)
 
 
 def test_a_thread_that_goes_on_is_told(machine):
@@ -1049,8 +1206,11 @@ def test_roles_follow_from_const_and_from_use():
     assert opencl_roles.roles(text, "k") == (
         "read", "write", "read", "value", "value", "read", "read", "write", "read", "read", "write",
         "read and write", "read", "value", "read and write")  # fmt: skip
-    assert opencl_roles.roles(text, "other") == ("read and write",)
+    assert opencl_roles.roles(text, "other") == ("nothing",)
     assert opencl_roles.roles(text, "missing") is None
+
+
+UNSETTLED = opencl_roles.UNSETTLED
 
 
 @pytest.mark.parametrize(
@@ -1065,24 +1225,36 @@ def test_roles_follow_from_const_and_from_use():
         ("__global float *a = (__global float *) ((__global char *) p + offset); x = a[0];", "read"),
         ("p[0] += 1;", "read and write"),
         ("p[0]++;", "read and write"),
-        ("++p[0];", "read and write"),
-        ("(p[0])--;", "read and write"),
-        ("(p[0]) = 1;", "read and write"),
+        ("x = 1;", "nothing"),
+        ("x = r(p);", "read"),
+        ("x = 2 * (1 + pick(1, (i + 1), p));", "read"),
+        ("x = r(p); p[0] = x;", "read and write"),
+        ("x = r(p + 1);", UNSETTLED),
+        ("w(p);", UNSETTLED),
+        ("x = unknown(p);", UNSETTLED),
+        ("back(p)[0] = 1;", UNSETTLED),
+        ("++p[0];", UNSETTLED),
+        ("(p[0])--;", UNSETTLED),
+        ("(p[0]) = 1;", UNSETTLED),
         ("x = p[0]; p[1] = x;", "read and write"),
-        ("atomic_add(&p[0], 1);", "read and write"),
-        ("f(p);", "read and write"),
-        ("*p = 1;", "read and write"),
-        ("p++; x = *p;", "read and write"),
-        ("__global float *a = p + f(1); x = a[0];", "read and write"),
-        ("__global float *a; a = p; a[0] = 1;", "read and write"),
-        ("SET(p[0], 1);", "read and write"),
-        ("x = MACRO;", "read and write"),
+        ("atomic_add(&p[0], 1);", UNSETTLED),
+        ("f(p);", UNSETTLED),
+        ("*p = 1;", UNSETTLED),
+        ("p++; x = *p;", UNSETTLED),
+        ("__global float *a = p + f(1); x = a[0];", UNSETTLED),
+        ("__global float *a; a = p; a[0] = 1;", UNSETTLED),
+        ("SET(p[0], 1);", UNSETTLED),
+        ("x = MACRO;", UNSETTLED),
     ],
 )
 def test_a_pointer_without_const_is_read_and_written_unless_the_body_settles_it(body, role):
     text = f"""
     #define SET(a, b) a = b
     #define MACRO p[0]++
+    float r(__global const float *p) {{ return p[0]; }}
+    float pick(int n, int m, __global const float *p) {{ return p[n + m]; }}
+    void w(__global float *p) {{ p[0] = 1; }}
+    __global float *back(__global const float *p) {{ return (__global float *) p; }}
     __kernel void k(__global float *p) {{ {body} }}
     """
     if "MACRO" not in body:
@@ -1099,9 +1271,9 @@ def test_roles_that_the_text_does_not_settle_are_unknown():
     #endif
     __kernel void k(IN p, float *generic) {}
     #if A
-    __kernel void two(__global const float *p) {}
+    __kernel void two(__global const float *p) { float x = p[0]; }
     #else
-    __kernel void two(__global float *p) {}
+    __kernel void two(__global float *p) { p[0] = 1; }
     #endif
     #if A
     __kernel void three(int n) {}
@@ -1112,7 +1284,25 @@ def test_roles_that_the_text_does_not_settle_are_unknown():
     assert opencl_roles.roles(text, "k") == ("unknown", "unknown")
     assert opencl_roles.roles(text, "two") == ("read and write",)
     assert opencl_roles.roles(text, "three") is None
-    assert opencl_roles.roles("__kernel void k(S float *p) {}", "k", "-D S=__constant") == ("read",)
+    assert opencl_roles.roles("__kernel void k(S float *p) { float x = *p; }", "k", "-D S=__constant") == (
+        "read",
+    )
+
+
+def test_memory_that_a_kernel_does_not_use_and_what_its_text_does_not_settle(machine):
+    text = "__kernel void one(__global float *x, __global const float *c, __global float *y) { y[0] = 1; }"
+    text += "__kernel void two(__global float *y) { *y = 1; }"
+    built = cl.Program(machine.context, text).build()
+    one, two = cl.Kernel(built, "one"), cl.Kernel(built, "two")
+    x, c, y = machine.buffer(), machine.buffer(), machine.buffer()
+    with flashnorm_lab.record() as recording:
+        one(machine.main, (N,), None, x, c, y)
+        two(machine.main, (N,), None, y)
+    first, second = steps(recording)
+    assert first.accesses == (program.writes("y", 0, SIZE),)
+    assert second.accesses == (program.reads("y", 0, SIZE), program.writes("y", 0, SIZE))
+    told = [text for text in recording.unseen if "taken as read and written" in text]
+    assert told == ["what kernel two does with argument 0: taken as read and written"]
 
 
 def test_a_program_without_text_is_taken_as_reading_and_writing(machine):

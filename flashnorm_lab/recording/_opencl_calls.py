@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ..schedule import Access
 from ._opencl_memory import Memory, nbytes
 from .opencl import END, MARK, Backend, Call, Mapped
 
@@ -257,10 +258,16 @@ def _map(
     invalidates = flags & bits.WRITE_INVALIDATE_REGION
     accesses = [] if invalidates else backend.access(memory, False, *span)
     backend.tape.unseen(
-        "when the host uses memory that is mapped: taken as just before the unmap", about=memory.token
+        "when the host uses memory that is mapped: taken as from where it knows of the map to the unmap",
+        about=memory.token,
     )
+    view = ""
+    if not blocks:  # what the host sees is there only when the map is complete
+        view = backend.tape.token("mapped memory")
+        backend.tape.buffer(view, span[1] - span[0])
+        accesses = [*accesses, Access(view, 0, span[1] - span[0], True)]
     call = Call(stream, f"map {memory.token}", accesses, backend.after(wait_for), "map", bool(blocks))
-    call.mapped = Mapped(backend.key, stream, memory, *span, bool(flags & bits.WRITE or invalidates))
+    call.mapped = Mapped(backend.key, stream, memory, *span, bool(flags & bits.WRITE or invalidates), view)
     return call
 
 
@@ -541,9 +548,12 @@ def _profiling_info(backend: Backend, native: Any, event: Any, info: int) -> Any
     return value
 
 
-def _set_callback(backend: Backend, native: Any, event: Any, *args: Any) -> Any:
-    backend.tape.unseen("what an event's callback does (Event.set_callback)")
-    return native(event, *args)
+def _set_callback(backend: Backend, native: Any, event: Any, kind: int, function: Any) -> Any:
+    backend.tape.unseen("what an event's callback does beside its calls (Event.set_callback)")
+    complete = kind == backend.cl.command_execution_status.COMPLETE
+    with backend.tape.lock:
+        wrapped = backend.callback(event, function, complete)
+        return native(event, kind, wrapped)
 
 
 def _set_status(backend: Backend, native: Any, event: Any, status: int) -> None:

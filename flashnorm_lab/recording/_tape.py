@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from ..errors import LabError
 from ..program import HandOver, Launch, Program, Step, Stream
 from ..schedule import Access
 from ._sources import Sources, find_name
@@ -38,6 +40,8 @@ class Tape:
         Reentrant: collecting garbage may complete a step in the middle of another.
         """
         self._steps: list[Step | None] = []
+        self._behind: dict[int, list[Step]] = {}
+        """Steps that turn out to have their place behind the one at a position."""
         self._open = 0
         self._streams: dict[str, Stream] = {}
         self._words: set[str] = set()
@@ -45,6 +49,7 @@ class Tape:
         self._unseen: Counter[str] = Counter()
         self._unseen_about: dict[str, dict[str, None]] = {}
         self._threads: dict[threading.Thread, str] = {threading.main_thread(): "host"}
+        self._callbacks = 0
         self._tokens: Counter[str] = Counter()
         self.unnamed: dict[str, int] = {}
         """The tokens that may still be given a name, and how often that is tried."""
@@ -70,6 +75,16 @@ class Tape:
             self._steps[position] = step
             self._open -= 1
 
+    def put_behind(self, position: int, step: Step) -> None:
+        """Add a step behind the one at a position, where others may follow already."""
+        with self.lock:
+            self._behind.setdefault(position, []).append(step)
+
+    def remove(self, position: int) -> None:
+        """A step has turned out to be none."""
+        with self.lock:
+            self._steps[position] = None
+
     def amend(self, position: int, **changes: Any) -> None:
         """Change fields of a step, such as the event that it turns out to complete."""
         with self.lock:
@@ -81,10 +96,21 @@ class Tape:
         """The steps behind a position."""
         return [s for s in self._steps[position + 1 :] if s is not None]
 
+    def from_on(self, position: int) -> Iterator[tuple[int, Step]]:
+        """The steps at a position and behind it, each with its own."""
+        for at in range(position, len(self._steps)):
+            step = self._steps[at]
+            if step is not None:
+                yield at, step
+
     def stream(self, name: str, stream: Stream, words: str = "cupy") -> None:
         """Declare a stream of the library in whose words a verdict is to be told."""
         self._streams[name] = stream
         self._words.add(words)
+
+    def in_order(self, name: str) -> bool:
+        """Whether a stream runs its work in the order in which it is given."""
+        return self._streams[name].kind != "out-of-order"
 
     def buffer(self, name: str, nbytes: int | None) -> None:
         """Declare memory that is there from the start; None where its size is not known."""
@@ -115,6 +141,35 @@ class Tape:
             if thread not in self._threads:
                 self._threads[thread] = _unlike(thread.name, set(self._threads.values()), {})
             return self._threads[thread]
+
+    @contextmanager
+    def callback(self) -> Iterator[str]:
+        """The calling thread runs a callback, which is a thread of its own here."""
+        thread = threading.current_thread()
+        with self.lock:
+            self._callbacks += 1
+            before = self._threads.get(thread)
+            taken = set(self._threads.values())
+            self._threads[thread] = name = _unlike(f"callback {self._callbacks}", taken, {})
+        try:
+            yield name
+        finally:
+            with self.lock:
+                del self._threads[thread]
+                if before is not None:
+                    self._threads[thread] = before
+
+    def receiver(self, to: str | threading.Thread) -> str:
+        """The name that steps of a thread carry, which the program calls by ``threading``'s name for it."""
+        if isinstance(to, threading.Thread):
+            return self.thread_name(to)
+        if to == "host":
+            return to
+        found = [t for t in threading.enumerate() if t.name == to]
+        if len(found) != 1:
+            why = "no thread of that name is running" if not found else f"{len(found)} threads have that name"
+            raise LabError(f"hand_over to {to!r}: {why}; give the threading.Thread itself")
+        return self.thread_name(found[0])
 
     def ended(self) -> None:
         """The recording ends here. Other threads may go on."""
@@ -176,7 +231,12 @@ class Tape:
     def program(self) -> Program:
         """All that was recorded so far."""
         with self.lock:
-            steps = [s for s in self._steps if s is not None]
+            steps = [
+                s
+                for at in range(-1, len(self._steps))
+                for s in (self._steps[at] if at >= 0 else None, *self._behind.get(at, ()))
+                if s is not None
+            ]
             working = {s.thread for s in steps if not isinstance(s, HandOver)}
             unseen = [text if n == 1 else f"{text} ({n} times)" for text, n in self._unseen.items()]
             unseen += [f"{text}: {_listed(list(about))}" for text, about in self._unseen_about.items()]
@@ -185,7 +245,8 @@ class Tape:
         if len(working) > 1:
             unseen.append(
                 f"{len(working)} threads made calls: that one waits for another is seen for Thread.start and "
-                "Thread.join; locks, queues and futures are not seen, and order nothing here"
+                "Thread.join; locks, queues and futures are not seen, and order nothing here unless the "
+                "recording's hand_over tells them"
             )
         else:
             steps = [s for s in steps if not isinstance(s, HandOver)]

@@ -13,7 +13,11 @@ copy that uses a host array, and so that is a synchronization, where the event i
 
 A kernel's arguments count from where they are set: a recording has to begin before that. A kernel that is
 given a buffer, or a sub-buffer, is taken to use all of it. Not seen, and told: what a queue was given before
-the recording, what the host itself does with its arrays (only maps say when), and what callbacks do.
+the recording, what the host itself does with its arrays, and what callbacks do beside their own calls.
+
+A map says that the host may use memory until the unmap, and not when it does. So the host counts as using it
+where it first knows that the map is complete (on the map's line, if it never does), behind each command that
+uses the same bytes meanwhile, and just before the unmap.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from ..program import (
     Allocate,
     Barrier,
     Free,
+    HandOver,
     HostRead,
     HostWrite,
     Launch,
@@ -85,11 +90,22 @@ class Call:
 class Mapped:
     """Bytes that the host may use until they are unmapped, as the recording that is on sees them."""
 
-    __slots__ = ("done", "key", "memory", "start", "stop", "stream", "writes")
+    __slots__ = (
+        *("accesses", "done", "key", "memory", "met", "position", "source", "start", "stop", "stream"),
+        *("thread", "view", "writes"),
+    )
 
-    def __init__(self, key: object, stream: str, memory: Memory, start: int, stop: int, writes: bool) -> None:
+    def __init__(
+        self, key: object, stream: str, memory: Memory, start: int, stop: int, writes: bool, view: str
+    ) -> None:
         self.key, self.stream, self.memory, self.start, self.stop = key, stream, memory, start, stop
-        self.writes, self.done = writes, False
+        self.writes, self.done, self.view = writes, False, view
+        """``view``: what the host sees of the bytes, which a map that does not block has yet to put there."""
+        self.position, self.thread, self.source = 0, "", ""
+        self.accesses: list[Access] = []
+        """What the host may do."""
+        self.met: list[tuple[int, str]] = []
+        """Commands given meanwhile that use the same bytes: position and thread."""
 
 
 class _Kernel:
@@ -146,6 +162,8 @@ class Backend:
         self._host = Addresses()
         self._accesses: dict[tuple[str, int, int, bool], Access] = {}
         self._launches: dict[tuple[Any, ...], Launch] = {}
+        self._maps: dict[Mapped, None] = {}
+        """What is mapped now."""
         self.svm_flags: dict[int, int] = {}
 
     def install(self) -> None:
@@ -168,6 +186,7 @@ class Backend:
     def remove(self) -> None:
         global _active
         _active = None
+        self.note("enqueue_map_buffer", self._still_mapped)
         hooks = _hooks()
         for hook in hooks:
             hook.set(hook.native)
@@ -237,8 +256,10 @@ class Backend:
         event = self._new_event(result, position, call.event)
         if event is not None and type(event) is not self._event_class:
             self._follow(call, event, position)
+        if self._maps:
+            self._meets_maps(call, position)
         if call.mapped is not None:
-            self._follow_map(call.mapped, result[0])
+            self._follow_map(call.mapped, result[0], position)
 
     def _returned(self, call: Call, result: Any, position: int) -> None:
         """A call that made the host wait. Other threads may have made calls meanwhile."""
@@ -248,8 +269,10 @@ class Backend:
         event = self._new_event(result, position)
         if event is not None and not alone:
             self.host_waits([event])
+        if self._maps:
+            self._meets_maps(call, position)
         if call.mapped is not None:
-            self._follow_map(call.mapped, result[0])
+            self._follow_map(call.mapped, result[0], position)
 
     def _step(self, call: Call, blocks: bool = False) -> Step:
         thread, source = self.tape.thread(), self.tape.source()
@@ -290,6 +313,7 @@ class Backend:
         if address in self._events:
             self._waited.discard(self._events.pop(address))
         if token:
+            self._positions.pop(address, None)
             self._events[address] = token
         else:
             self._positions[address] = position
@@ -300,8 +324,11 @@ class Backend:
         if isinstance(event, self._nanny_class):
             setattr(event, END, _AtEnd(self.key, "lost_nanny", event.int_ptr, call.stream, position))
 
-    def _follow_map(self, mapped: Mapped, holder: Any) -> None:
+    def _follow_map(self, mapped: Mapped, holder: Any, position: int) -> None:
         """Mapped memory is unmapped by what holds it, or when that goes."""
+        mapped.position, mapped.thread, mapped.source = position, self.tape.thread(), self.tape.source()
+        mapped.accesses = self.access(mapped.memory, mapped.writes, mapped.start, mapped.stop)
+        self._maps[mapped] = None
         while hasattr(holder, "base"):
             holder = holder.base
         setattr(holder, MARK, mapped)
@@ -311,7 +338,8 @@ class Backend:
         """pyopencl waits for a copy that uses a host array before it gives up the copy's event."""
         if self._finished.get(stream, -1) < position:
             token = self._events.get(address) or self._name_event(address)
-            self.tape.add(Synchronize(None, token, self.tape.thread(), self.tape.source()))
+            # No line of the program asked for this wait, so that none is to be told that it needs it not.
+            self.tape.add(Query(True, None, token, self.tape.thread(), self.tape.source()))
 
     def lost_map(self, mapped: Mapped) -> None:
         """A mapping that is never released is unmapped when it goes."""
@@ -323,13 +351,53 @@ class Backend:
     def unmap(self, mapped: Mapped, stream: str, after: tuple[str, ...]) -> Call:
         """The host has used mapped memory; what it wrote goes back."""
         mapped.done = True
-        tape = self.tape
-        accesses = self.access(mapped.memory, mapped.writes, mapped.start, mapped.stop)
-        back = accesses if mapped.writes else ()
+        self._maps.pop(mapped, None)
+        known = self._uses_mapped(mapped)
+        back = mapped.accesses if mapped.writes else ()
         call = Call(stream, f"unmap {mapped.memory.token}", back, after, "unmap")
-        touch = HostWrite if mapped.writes else HostRead
-        call.before = [touch(a.buffer, a.start, a.stop, -1, tape.thread(), tape.source()) for a in accesses]
+        if known:
+            call.before = _touches(mapped, self.tape.thread(), self.tape.source())
         return call
+
+    def _meets_maps(self, call: Call, position: int) -> None:
+        """A command may use bytes that the host may use."""
+        for mapped in self._maps:
+            if any(
+                a.buffer == b.buffer and a.start < b.stop and b.start < a.stop and (a.writes or b.writes)
+                for a in mapped.accesses
+                for b in call.accesses
+            ):
+                mapped.met.append((position, self.tape.thread()))
+
+    def _uses_mapped(self, mapped: Mapped) -> bool:
+        """What the host may do with mapped memory up to here; whether it knows that the map is complete.
+
+        If it does not, there is one thing wrong, on the map's line, and no more to tell.
+        """
+        tape = self.tape
+        found = _known_at(mapped, tape)
+        known, thread = found or (mapped.position, mapped.thread)
+        if mapped.view:
+            size = mapped.stop - mapped.start
+            tape.put_behind(known, HostRead(mapped.view, 0, size, -1, thread, mapped.source))
+        if not found:
+            return False
+        for step in _touches(mapped, thread, mapped.source):
+            tape.put_behind(known, step)
+        for position, at_work in mapped.met:
+            if position > known:
+                for step in _touches(mapped, at_work, mapped.source):
+                    tape.put_behind(position, step)
+        return True
+
+    def _still_mapped(self) -> None:
+        """The recording ends, and some memory has not been unmapped."""
+        for mapped in list(self._maps):
+            if self._uses_mapped(mapped):
+                for step in _touches(mapped, self.tape.thread(), mapped.source):
+                    self.tape.add(step)
+            self.tape.unseen("an unmap of what is still mapped at the end", about=mapped.memory.token)
+        self._maps.clear()
 
     # Queues and events
 
@@ -432,6 +500,30 @@ class Backend:
             self.tape.add(query)
         if done:
             self._known_done(event, token)
+
+    def callback(self, event: Any, function: Callable[..., Any], complete: bool) -> Callable[..., Any]:
+        """What is called in the place of an event's callback: it comes behind what it is a callback of."""
+        tape, giver, position = self.tape, self.tape.thread(), len(self.tape) - 1
+        try:
+            token = self.event(event) if complete else None
+        except Exception as problem:  # the program's own call goes on
+            tape.unseen(f"what a callback waits for ({problem})")
+            token = None
+
+        @functools.wraps(function)
+        def called(*args: Any) -> Any:
+            if _active is not self:
+                return function(*args)
+            with tape.callback() as thread:
+                tape.put_behind(position, HandOver(thread, giver, tape.source()))
+                first = tape.add(Query(True, None, token, thread)) if token is not None else None
+                try:
+                    return function(*args)
+                finally:
+                    if first is not None and not any(s.thread == thread for s in tape.since(first)):
+                        tape.remove(first)  # who makes no calls needs no order
+
+        return called
 
     def _known_done(self, event: Any, token: str) -> None:
         self._waited.add(token)
@@ -656,12 +748,17 @@ class Backend:
             if memory is None:
                 continue
             role = known.roles[index]
-            if role in (opencl_roles.UNKNOWN, opencl_roles.VALUE):
+            if role == opencl_roles.NOTHING:
+                continue
+            if role in (opencl_roles.UNKNOWN, opencl_roles.VALUE, opencl_roles.UNSETTLED):
                 self.tape.unseen(
                     f"what kernel {known.name} does with argument {index}: taken as read and written"
                 )
             # A kernel must not read a buffer that was made for writing only.
-            unread = role == opencl_roles.BOTH and memory.flags & self.cl.mem_flags.WRITE_ONLY
+            unread = (
+                role in (opencl_roles.BOTH, opencl_roles.UNSETTLED)
+                and memory.flags & self.cl.mem_flags.WRITE_ONLY
+            )
             if role != opencl_roles.WRITE and not unread:
                 reads += self.access(memory, False)
             if role != opencl_roles.READ:
@@ -707,6 +804,46 @@ class Backend:
 
 
 _PLAIN = (type(None), list, tuple)
+
+
+def _touches(mapped: Mapped, thread: str, source: str) -> list[Step]:
+    """The host uses mapped memory."""
+    touch = HostWrite if mapped.writes else HostRead
+    return [touch(a.buffer, a.start, a.stop, -1, thread, source) for a in mapped.accesses]
+
+
+def _known_at(mapped: Mapped, tape: Tape) -> tuple[int, str] | None:
+    """Where, and in which thread, the host first knows that a map is complete."""
+    in_order = tape.in_order(mapped.stream)
+    behind = {mapped.stream} if in_order else set()  # queues whose next command comes after the map
+    holding = {mapped.stream}  # queues that have something behind it
+    events: set[str] = set()  # complete only when it is
+    for position, step in tape.from_on(mapped.position):
+        match step:
+            case Launch() | Barrier():
+                everything = isinstance(step, Barrier) and not step.after and step.stream in holding
+                after = position == mapped.position or everything or not events.isdisjoint(step.after)
+                if after or step.stream in behind:
+                    holding.add(step.stream)
+                    events.add(step.event)
+                    if isinstance(step, Barrier) or tape.in_order(step.stream):
+                        behind.add(step.stream)
+                    if isinstance(step, Launch) and step.blocks:
+                        return position, step.thread
+                else:
+                    events.discard(step.event)
+                events.discard("")
+            case Record():
+                (events.add if step.stream in holding else events.discard)(step.event)
+            case Wait() if step.event in events:
+                behind.add(step.stream)
+                holding.add(step.stream)
+            case Synchronize() | Query():
+                if isinstance(step, Query) and not step.done:
+                    continue
+                if step.event in events or step.stream in holding:
+                    return position, step.thread
+    return None
 
 
 # What stands in the place of pyopencl's functions

@@ -1,8 +1,9 @@
 """What an OpenCL kernel does with each of its arguments, as far as its source text says.
 
 A pointer to ``const`` and a ``__constant`` one are read. Any other ``__global`` pointer is read and written,
-unless each of its uses in the kernel's body is a plain load, ``p[...]``, or each is a plain store,
-``p[...] = ...``: pyopencl's own array kernels have no ``const``. What the text does not settle is taken as
+unless each of its uses in the kernel's body is a plain load, ``p[...]``, or handed to a function of the text
+that takes it as ``const``, or each is a plain store, ``p[...] = ...``: pyopencl's own array kernels have no
+``const``. A pointer that the body does not name touches nothing. What the text does not settle is taken as
 read and written, so that a hazard may be reported that is none, and none is missed.
 """
 
@@ -16,6 +17,10 @@ VALUE = "value"
 READ = "read"
 WRITE = "write"
 BOTH = "read and write"
+UNSETTLED = "read and write, for want of anything better"
+"""The text does not settle it."""
+NOTHING = "nothing"
+"""Memory that the kernel is given and does not use."""
 UNKNOWN = "unknown"
 """The text does not say. If memory is passed, it has to be taken as read and written."""
 
@@ -58,7 +63,9 @@ def roles(source: str, name: str, options: str = "") -> tuple[str, ...] | None:
 def _together(words: set[str]) -> str:
     if len(words) == 1:
         return words.pop()
-    return UNKNOWN if words & {VALUE, UNKNOWN} else BOTH
+    if words & {VALUE, UNKNOWN}:
+        return UNKNOWN
+    return UNSETTLED if UNSETTLED in words else BOTH
 
 
 class _Text:
@@ -143,6 +150,8 @@ class _Text:
             return UNKNOWN if words & {"global", "__global", "constant", "__constant"} else VALUE
         if words & {"local", "__local"}:
             return VALUE
+        if words & {"constant", "__constant", "global", "__global"} and self._unused(name[1], body):
+            return NOTHING
         if words & {"constant", "__constant"}:
             return READ
         if not words & {"global", "__global"}:
@@ -153,26 +162,62 @@ class _Text:
 
     def _use(self, name: str, body: str | None) -> str:
         """How a kernel's body uses a pointer that it may both read and write through."""
-        if body is None or self.headers or any(re.search(rf"\b{f}\b", body) for f in self.functions):
-            return BOTH
+        if not self._plain(body):
+            return UNSETTLED
         done: set[str] = set()
         pointers = [name]
         for pointer in pointers:
             if re.search(rf"\b{pointer}\b", self.bodies):
-                return BOTH
+                return UNSETTLED
             for use in re.finditer(rf"(?<![\w.])(?<!->){pointer}\b", body):
-                what = _of_use(body, use)
+                what = READ if self._given_to_a_reader(body, use) else _of_use(body, use)
                 if what is None:
-                    return BOTH
-                if what in (READ, WRITE):
+                    return UNSETTLED
+                if what == BOTH:
+                    done |= {READ, WRITE}
+                elif what in (READ, WRITE):
                     done.add(what)
                 elif what and what not in pointers:
                     pointers.append(what)
+        if not done:
+            return UNSETTLED
         return done.pop() if len(done) == 1 else BOTH
+
+    def _plain(self, body: str | None) -> bool:
+        """Whether a body is all that is there: no macro with arguments and no header hides a use."""
+        return body is not None and not (
+            self.headers or any(re.search(rf"\b{f}\b", body) for f in self.functions)
+        )
+
+    def _unused(self, name: str, body: str | None) -> bool:
+        return self._plain(body) and not re.search(rf"\b{name}\b", f"{body} {self.bodies}")
+
+    def _given_to_a_reader(self, body: str, use: re.Match[str]) -> bool:
+        """Whether a use hands the pointer to a function of this text whose parameter is one to ``const``."""
+        start = max(body.rfind(c, 0, use.start()) for c in ";{}") + 1
+        call = _opened(body, start, use.start())
+        if call is None or not re.match(r"\s*[,)]", body[use.end() :]):
+            return False
+        before = _parameters(body[call.end() : use.start()])
+        if before[-1].strip() or call[1] in self.macros:
+            return False
+        made = list(re.finditer(rf"\b\w[\w\s*]*?[\s*]{call[1]}\s*\(", self.code))
+        found = 0
+        for m in made:
+            end = _closing(self.code, m.end())
+            if end is None or not re.match(r"\s*\{", self.code[end + 1 :]):
+                continue
+            parameters = _parameters(self.code[m.end() : end])
+            if "*" in m[0] or len(parameters) < len(before):  # it may give the pointer back
+                return False
+            if self._role(parameters[len(before) - 1], None) != READ:
+                return False
+            found += 1
+        return found > 0
 
 
 def _of_use(body: str, use: re.Match[str]) -> str | None:
-    """One use of a pointer: READ, WRITE, a pointer made from it, "" where it is itself made, or None."""
+    """One use of a pointer: READ, WRITE, BOTH, a pointer made of it, "" where it is itself made, or None."""
     start = max(body.rfind(c, 0, use.start()) for c in ";{}") + 1
     before, after = body[start : use.start()], body[use.end() :]
     bracket = re.match(r"\s*\[", after)
@@ -189,7 +234,28 @@ def _of_use(body: str, use: re.Match[str]) -> str | None:
     operator = assigned[1] if assigned else None
     if operator is None:
         return None if _HIDDEN.match(after, end + 1) else READ
-    return WRITE if operator == "=" else None
+    return WRITE if operator == "=" else BOTH
+
+
+def _opened(text: str, start: int, stop: int) -> re.Match[str] | None:
+    """The name and the bracket of the innermost call that is open at ``stop``."""
+    depth = 0
+    for at in range(stop - 1, start - 1, -1):
+        if text[at] in ")]":
+            depth += 1
+        elif text[at] in "([":
+            if depth == 0:
+                return (
+                    re.compile(r"(\w+)\s*\(").match(text, _word_before(text, at)) if text[at] == "(" else None
+                )
+            depth -= 1
+    return None
+
+
+def _word_before(text: str, at: int) -> int:
+    """Where the word begins that stands in front of a position."""
+    found = re.search(r"\w+\s*$", text[:at])
+    return found.start() if found else at
 
 
 def _closing(text: str, start: int) -> int | None:
