@@ -1195,6 +1195,7 @@ def test_a_trace_that_leaves_nothing_out_is_never_in_doubt(tmp_path):
 @real
 def test_three_streams_and_the_event_between_two_of_them():
     program = trace_order.load(CASES / "traces" / "kineto_event_sync_three_streams.json.gz")
+    assert not any(told.endswith(": 0") for told in program.unseen)
     kernel = "ampere_sgemm_128x64_nn"
     assert [s.stream for s in program.steps if isinstance(s, Launch) and s.name == kernel] == [
         "stream 20", "stream 28", "stream 24"

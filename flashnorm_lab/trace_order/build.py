@@ -672,7 +672,8 @@ class _Builder:
             total = sum(self.left_out.values())
             yield f"where {total} kernels and copies were issued: left out, since no place would be safe"
         for what, count in self.counts.items():
-            yield f"{what}: {count}"
+            if count:
+                yield f"{what}: {count}"
         if self.early:
             yield (
                 "launches that may have asked to start before the kernel ahead on their stream has ended "
