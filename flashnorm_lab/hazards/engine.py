@@ -412,18 +412,15 @@ class Checker(Findings, HeldSteps, Captures):
         # A host thread, or a stream, that came since then has an entry that the older clock lacks.
         others = stream.base + [0] * (len(stream.clock) - len(stream.base))
         if stream.kind == "legacy":
-            others = others.copy()
             for other in stream.context.blocking:
                 merge(others, other.clock)
         elif stream.special and stream.kind in BLOCKING:
-            others = others.copy()
             merge(others, stream.context.legacy.clock)
         elif len(waits) == 1 and (host is None or stream.version == host.version):
             site, _, new = waits[0]
             site[not new] += 1
             return
         if host is not None and stream.version != host.version:
-            others = others.copy()
             merge(others, host.clock)
         self._note_waits([(site, clock) for site, clock, _ in waits], others)
 
