@@ -19,10 +19,34 @@ from ..errors import LabError
 if TYPE_CHECKING:
     import pandas
 
-CATEGORIES = ("launch", "record", "wait", "synchronize", "copy", "kernel", "range")
-"""What a span is. On a host lane: the call that enqueues work (launch, copy), that records an event or has a
-stream wait for one, that waits for the device (synchronize), or a named range around others. On a device
-lane: the work itself."""
+CATEGORIES = (
+    "launch",
+    "record",
+    "wait",
+    "synchronize",
+    "copy",
+    "kernel",
+    "range",
+    "fill",
+    "graph",
+    "call",
+    "op",
+    "mark",
+    "other",
+)
+"""What a span is. On a host lane: the call that enqueues work (launch, copy, fill, graph), that records an
+event or has a stream wait for one, that waits for the device (synchronize), any other call of the runtime or
+driver (call), an operator or function of a framework (op), or a named range around others. On a device lane:
+the work itself (kernel, copy, fill, or a whole graph as one span), a range around it, or what a profiler says
+of a stream that waits (wait, synchronize). Anywhere: a point in time (mark, which lasts 0 ns), or what a
+trace names in words of its own (other). Columns hold the place, so a new one goes to the end."""
+
+DEVICE_WORK = ("kernel", "copy", "fill", "graph")
+"""The categories that are operations of the device when they stand on a device lane."""
+
+EDGE_KINDS = ("order", "flow")
+"""What an edge says: that its target's stream waited for its source ("order"), or only that whoever wrote the
+trace drew an arrow from one to the other ("flow": forward to backward, request to answer)."""
 
 OUTCOMES = ("", "fresh", "stale", "torn", "early")
 """What a span's result turned out to be: not judged, of this step's y, of an earlier step's, of a mix, of a
@@ -43,16 +67,41 @@ COLUMNS: dict[str, type] = {
     "category": np.int8,
     "step": np.int32,
     "outcome": np.int8,
+    "origin": np.int32,
 }
-EDGE_COLUMNS: dict[str, type] = {"edge_source": np.int64, "edge_target": np.int64, "edge_name": np.int32}
+EDGE_COLUMNS: dict[str, type] = {
+    "edge_source": np.int64,
+    "edge_target": np.int64,
+    "edge_name": np.int32,
+    "edge_kind": np.int8,
+}
+COUNTER_COLUMNS: dict[str, type] = {
+    "counter_name": np.int32,
+    "counter_ns": np.int64,
+    "counter_value": np.float64,
+}
+OPTIONAL: dict[str, tuple[str, int]] = {
+    "origin": ("name", -1),
+    "edge_kind": ("edge_source", 0),
+    "counter_name": ("", 0),
+    "counter_ns": ("", 0),
+    "counter_value": ("", 0),
+}
+"""Columns that may be left away: the column whose length they then have ("" for none), and their value."""
 
 
 @dataclass(frozen=True)
 class Lane:
-    """A row of the timeline: a host thread (``kind`` "host") or a stream (``kind`` "device")."""
+    """A row of the timeline: a host thread (``kind`` "host") or a stream (``kind`` "device").
+
+    ``device``: which device a stream belongs to, in words that are the same for all of its streams ("0",
+    "rank 1 device 0"). ``process``: which process a thread or a stream belongs to, where that is known.
+    """
 
     name: str
     kind: str = "device"
+    device: str = ""
+    process: str = ""
 
     def __post_init__(self) -> None:
         if self.kind not in ("host", "device"):
@@ -69,7 +118,10 @@ class Timeline:
     launch [spans] int64: the number that a host call shares with the device work it enqueued; -1 for none.
     category [spans] int8 into `CATEGORIES`; outcome [spans] int8 into `OUTCOMES`.
     step [spans] int32, -1 for none.
-    edge_source, edge_target [edges] int64, indices of spans; edge_name [edges] int32.
+    origin [spans] int32: the place of its event in the file that it was read from; -1 for none.
+    edge_source, edge_target [edges] int64, indices of spans; edge_name [edges] int32; edge_kind [edges] int8
+    into `EDGE_KINDS`.
+    counter_name, counter_ns, counter_value [samples] int32, int64, float64: what counters said, and when.
     meta: plain JSON values: device, provenance (one of `PROVENANCES`), clock_error_ns, versions, …
 
     ``LabError`` when columns do not fit together or a duration is negative.
@@ -89,9 +141,18 @@ class Timeline:
     edge_target: np.ndarray
     edge_name: np.ndarray
     meta: dict[str, Any] = field(default_factory=dict)
+    origin: np.ndarray | None = None
+    edge_kind: np.ndarray | None = None
+    counter_name: np.ndarray | None = None
+    counter_ns: np.ndarray | None = None
+    counter_value: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        for columns in (COLUMNS, EDGE_COLUMNS):
+        for column, (like, value) in OPTIONAL.items():
+            if getattr(self, column) is None:
+                length = len(getattr(self, like)) if like else 0
+                object.__setattr__(self, column, np.full(length, value, dtype=np.int64))
+        for columns in (COLUMNS, EDGE_COLUMNS, COUNTER_COLUMNS):
             first = next(iter(columns))
             for column, dtype in columns.items():
                 values = _column(column, getattr(self, column), dtype)
@@ -110,6 +171,8 @@ class Timeline:
             ("edge_source", len(self)),
             ("edge_target", len(self)),
             ("edge_name", len(self.names)),
+            ("edge_kind", len(EDGE_KINDS)),
+            ("counter_name", len(self.names)),
         ):
             values = getattr(self, column)
             if values.size and (values.min() < 0 or values.max() >= stop):
@@ -131,7 +194,14 @@ class Timeline:
 
     def __repr__(self) -> str:
         lanes = ", ".join(lane.name for lane in self.lanes)
+        if len(self.lanes) > 8:
+            lanes = ", ".join(lane.name for lane in self.lanes[:7]) + f" and {len(self.lanes) - 7} more lanes"
         return f"<Timeline: {len(self)} spans on {lanes or 'no lane'}, {len(self.edge_source)} edges>"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was found odd in the file that this was read from, and what was made of it; a line each."""
+        return tuple(self.meta.get("notes", ()))
 
     @property
     def end_ns(self) -> np.ndarray:
@@ -154,6 +224,14 @@ class Timeline:
     def on_device(self) -> np.ndarray:
         """Whether each span is on a device lane, bool [spans]."""
         return np.array([lane.kind == "device" for lane in self.lanes], dtype=bool)[self.lane]
+
+    def is_category(self, *categories: str) -> np.ndarray:
+        """Whether each span is of one of these categories, bool [spans]. ``LabError`` for an unknown one."""
+        return np.isin(self.category, [_index(CATEGORIES, c, "category") for c in categories])
+
+    def operations(self) -> np.ndarray:
+        """Indices of the operations of the device (`DEVICE_WORK` on device lanes), in the table's order."""
+        return np.flatnonzero(self.on_device() & self.is_category(*DEVICE_WORK))
 
     def spans(
         self,
@@ -189,12 +267,13 @@ class Timeline:
         several device spans (a graph).
         """
         device = self.on_device()
-        host = np.flatnonzero(~device & (self.launch >= 0))
+        calls = self.is_category("launch", "copy", "fill", "graph", "call", "synchronize", "record", "wait")
+        host = np.flatnonzero(~device & calls & (self.launch >= 0))
         if not len(host):
             return np.empty((0, 2), dtype=np.int64)
         host = host[np.lexsort((self.start_ns[host], self.launch[host]))]
         numbers, first = np.unique(self.launch[host], return_index=True)
-        work = np.flatnonzero(device & (self.launch >= 0))
+        work = np.flatnonzero(device & self.is_category(*DEVICE_WORK) & (self.launch >= 0))
         place = np.minimum(np.searchsorted(numbers, self.launch[work]), len(numbers) - 1)
         found = numbers[place] == self.launch[work]
         return np.stack([host[first[place[found]]], work[found]], axis=1)
@@ -218,8 +297,12 @@ class Timeline:
             column[span] = _index(OUTCOMES, label, "outcome")
         return replace(self, outcome=column)
 
+    def with_steps(self, steps: np.ndarray) -> Timeline:
+        """The same timeline with another step for each span, whole numbers [spans], -1 for none."""
+        return replace(self, step=steps)
+
     def with_edges(self, edges: Iterable[tuple[int, int, str]]) -> Timeline:
-        """The same timeline with these edges added: ``(source span, target span, name)``."""
+        """The same timeline with these edges of kind "order" added: ``(source span, target span, name)``."""
         names = {text: i for i, text in enumerate(self.names)}
         source, target, name = [], [], []
         for s, t, text in edges:
@@ -234,6 +317,7 @@ class Timeline:
             edge_source=np.concatenate([self.edge_source, np.array(source, dtype=np.int64)]),
             edge_target=np.concatenate([self.edge_target, np.array(target, dtype=np.int64)]),
             edge_name=np.concatenate([self.edge_name, np.array(name, dtype=np.int32)]),
+            edge_kind=np.concatenate([self.edge_kind, np.zeros(len(name), dtype=np.int8)]),
         )
 
     def with_meta(self, **meta: Any) -> Timeline:
@@ -274,8 +358,18 @@ class Timeline:
             self.names == other.names
             and self.lanes == other.lanes
             and self.meta == other.meta
-            and all(np.array_equal(getattr(self, c), getattr(other, c)) for c in (*COLUMNS, *EDGE_COLUMNS))
+            and all(
+                np.array_equal(getattr(self, c), getattr(other, c), equal_nan=c == "counter_value")
+                for c in (*COLUMNS, *EDGE_COLUMNS, *COUNTER_COLUMNS)
+            )
         )
+
+    @classmethod
+    def open(cls, *paths: str | PathLike[str]) -> Timeline:
+        """Read a timeline from a file of any kind that `flashnorm_lab.timeline.open` reads."""
+        from . import open
+
+        return open(*paths)
 
     def export_chrome(self, path: str | PathLike[str]) -> None:
         """Write Chrome trace JSON for Perfetto and chrome://tracing; see `flashnorm_lab.timeline.chrome`."""
@@ -298,19 +392,20 @@ class TimelineBuilder:
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
         self._lanes: dict[str, tuple[int, Lane]] = {}
-        self._spans: list[tuple[int, int, int, int, int, int, int, int]] = []
-        self._edges: list[tuple[int, int, int]] = []
+        self._spans: list[tuple[int, int, int, int, int, int, int, int, int]] = []
+        self._edges: list[tuple[int, int, int, int]] = []
+        self._counters: list[tuple[int, int, float]] = []
 
     def __len__(self) -> int:
         return len(self._spans)
 
-    def lane(self, name: str, kind: str = "device") -> Lane:
+    def lane(self, name: str, kind: str = "device", device: str = "", process: str = "") -> Lane:
         """Declare a lane. ``LabError`` if it is there already with the other kind."""
-        lane = Lane(name, kind)
+        lane = Lane(name, kind, device, process)
         known = self._lanes.setdefault(name, (len(self._lanes), lane))[1]
-        if known != lane:
+        if known.kind != lane.kind:
             raise LabError(f"lane {name!r} is already a {known.kind} lane; it cannot be a {kind} lane too")
-        return lane
+        return known
 
     def span(
         self,
@@ -322,10 +417,11 @@ class TimelineBuilder:
         launch: int = -1,
         step: int = -1,
         outcome: str = "",
+        origin: int = -1,
     ) -> int:
         """Add a span and return its index. ``LabError`` for an unknown category or a negative duration."""
         if isinstance(lane, Lane):
-            self.lane(lane.name, lane.kind)
+            self.lane(lane.name, lane.kind, lane.device, lane.process)
             lane = lane.name
         elif lane not in self._lanes:
             self.lane(lane, "host" if lane == "host" else "device")
@@ -341,28 +437,38 @@ class TimelineBuilder:
                 _index(CATEGORIES, category, "category"),
                 int(step),
                 _index(OUTCOMES, outcome, "outcome"),
+                int(origin),
             )
         )
         return len(self._spans) - 1
 
-    def edge(self, source: int, target: int, name: str) -> None:
-        """Add an edge from one span to another: what the target's stream waited for before it went on."""
+    def counter(self, name: str, at_ns: int, value: float) -> None:
+        """Add what the counter of that name said at that time."""
+        self._counters.append((self.name(name), int(at_ns), float(value)))
+
+    def edge(self, source: int, target: int, name: str, kind: str = "order") -> None:
+        """Add an edge from one span to another; see `EDGE_KINDS`. "order": what the target's stream waited
+        for before it went on."""
         for span in (source, target):
             if not 0 <= span < len(self._spans):
                 raise LabError(
                     f"edge {name!r} names span {span}; there are spans 0 to {len(self._spans) - 1}"
                 )
-        self._edges.append((source, target, self.name(name)))
+        self._edges.append((source, target, self.name(name), _index(EDGE_KINDS, kind, "edge kind")))
 
     def build(self, **meta: Any) -> Timeline:
         """The timeline of everything added so far. ``meta`` is kept with it."""
-        columns = dict(zip(COLUMNS, zip(*self._spans, strict=True), strict=True)) if self._spans else {}
-        edges = dict(zip(EDGE_COLUMNS, zip(*self._edges, strict=True), strict=True)) if self._edges else {}
+        columns: dict[str, Any] = {}
+        for kinds, rows in (
+            (COLUMNS, self._spans),
+            (EDGE_COLUMNS, self._edges),
+            (COUNTER_COLUMNS, self._counters),
+        ):
+            columns |= dict(zip(kinds, zip(*rows, strict=True) if rows else [()] * len(kinds), strict=True))
         return Timeline(
             names=tuple(self._names),
             lanes=tuple(lane for _, lane in self._lanes.values()),
-            **{column: columns.get(column, ()) for column in COLUMNS},
-            **{column: edges.get(column, ()) for column in EDGE_COLUMNS},
+            **columns,
             meta=meta,
         )
 
@@ -372,6 +478,8 @@ class TimelineBuilder:
 
 
 def _column(name: str, values: Any, dtype: type) -> np.ndarray:
+    if dtype is np.float64:
+        return np.array(values, dtype=np.float64)
     try:
         array = np.array(values, dtype=np.int64) if not isinstance(values, np.ndarray) else values
         if array.dtype.kind not in "iu" and array.size:

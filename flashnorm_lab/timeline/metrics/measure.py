@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import LabError
-from .table import CATEGORIES, Timeline
+from ...errors import LabError
+from ..table import CATEGORIES, Timeline
 
 WORK = {"device": ("kernel", "copy"), "host": ("launch", "copy", "record", "wait")}
 """The categories that make a lane busy. A stream that waits for an event is idle, and so is a host that waits
