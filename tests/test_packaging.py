@@ -28,7 +28,8 @@ CONDA_NAMES = {
 }
 """The packages that conda-forge knows by another name than PyPI does."""
 
-IMPORT_NAMES = {"cupy-cuda13x": ["cupy", "cupyx", "cupy_backends"], "pyyaml": ["yaml"], "pillow": ["PIL"]}
+IMPORT_NAMES = {"cupy-cuda13x": ["cupy", "cupyx", "cupy_backends"], "pyyaml": ["yaml"], "pillow": ["PIL"],
+                "protobuf": ["google"], "traceinsight": ["hta"]}  # fmt: skip
 """The packages that are imported by another name than they are installed by."""
 
 PLATFORMS = {
@@ -67,10 +68,10 @@ def applies(requirement: Requirement, platform: str, python: str = "3.11") -> bo
 def test_conda_environment_names_the_same_packages_and_versions(root, project, requirements):
     environment = yaml.safe_load((root / "environment.yml").read_text())
     assert environment["channels"] == ["conda-forge"]
-    conda = {
-        name: specifier for name, _, specifier in (d.partition(" ") for d in environment["dependencies"])
-    }
-    assert len(conda) == len(environment["dependencies"])
+    *listed, by_pip = environment["dependencies"]
+    conda = {name: specifier for name, _, specifier in (d.partition(" ") for d in listed)}
+    conda |= {r.name: str(r.specifier) for r in map(Requirement, by_pip["pip"])}
+    assert len(conda) == len(listed) + len(by_pip["pip"])
     assert set(conda.pop("python").split(",")) == set(project["requires-python"].split(","))
     assert conda.pop("pip") == ""
 
