@@ -7,6 +7,9 @@
 
 LAB_ARGS ?=
 TEST_ARGS ?=
+# Two processes, since every one of them loads torch and a test's kernels have threads of their own. A file's
+# tests stay together; the long files come early in the alphabet, and so are not what is waited for at the end.
+WORKERS ?= -n auto --maxprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP_ARGS ?=
 LOCK_ARGS ?=
 VENV := .venv
@@ -20,7 +23,7 @@ lab: setup
 	@$(BIN)/flashnorm-lab lab $(LAB_ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest $(WORKERS) $(TEST_ARGS)
 
 setup: $(STAMP)
 

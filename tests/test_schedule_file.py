@@ -409,7 +409,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
     opened = type(path).open
 
     def full(self, *args, **options):
-        return open("/dev/full", "w") if self.name.endswith(".part") else opened(self, *args, **options)
+        return open("/dev/full", "wb") if self.name.endswith(".part") else opened(self, *args, **options)
 
     monkeypatch.setattr(type(path), "open", full)
     with pytest.raises(LabError, match=r"kept\.json: cannot be written \(No space left"):
@@ -445,7 +445,7 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     [
         (b"", "there is nothing in it"),
         (b" \n\t\r\n" * 100_000, "there is nothing in it"),
-        (gzip.compress(b""), "there is nothing in it"),
+        (gzip.compress(b"", mtime=0), "there is nothing in it"),
         (gzip.compress(text(LAUNCH).encode())[:-20], "the gzip stream is damaged or cut off"),
         (b"\x1f\x8b\x08garbage", "the gzip stream is damaged or cut off"),
         (b"\x7fELF\x00\x01\x02", "a binary file"),

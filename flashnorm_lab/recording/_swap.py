@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from types import CellType, FrameType
+from types import CellType, FrameType, ModuleType
 from typing import Any
 
 from ._sources import variables_of
@@ -17,11 +18,16 @@ def swap(old: Sequence[Any], new: Sequence[Any], own: Iterable[Any]) -> list[tup
     ``own`` are the caller's own holders, which stay as they are. Returned is what is left as it was, and
     who holds it: a tuple, a bound method, a local variable of a function that is running.
     """
+    own = list(own)
     new_of = {id(o): n for o, n in zip(old, new, strict=True)}
     old_of = {id(o): o for o in old}
     mine = {id(holder) for holder in own} | {id(old), id(new), id(new_of), id(old_of)}
     left: list[tuple[Any, str]] = []
-    for holder in gc.get_referrers(*old):
+    for space in _modules():
+        if id(space) not in mine and not new_of.keys().isdisjoint(map(id, space.values())):
+            _exchange(space, new_of)
+    # Each object looked for makes the search through the whole process longer.
+    for holder in gc.get_referrers(*_held_elsewhere(old, [*own, old, old_of])):
         if id(holder) in mine or isinstance(holder, FrameType):
             continue
         space = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
@@ -30,13 +36,32 @@ def swap(old: Sequence[Any], new: Sequence[Any], own: Iterable[Any]) -> list[tup
         elif isinstance(holder, list):
             holder[:] = [new_of.get(id(value), value) for value in holder]
         elif isinstance(space, dict) and not _of_class(space):
-            for key, value in list(space.items()):
-                if id(value) in new_of:
-                    space[key] = new_of[id(value)]
+            _exchange(space, new_of)
         what = "class" if isinstance(holder, dict) else type(holder).__name__
         left += [(o, f"a {what}") for o in gc.get_referents(holder) if id(o) in new_of]
     left += [(value, f"the local variable {name}") for name, value in _locals() if id(value) in new_of]
     return left
+
+
+def _modules() -> Iterator[dict[str, Any]]:
+    """The names of every module, read so that a lazy module is not loaded by it."""
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):
+            yield object.__getattribute__(module, "__dict__")
+
+
+def _exchange(space: dict[Any, Any], new_of: dict[int, Any]) -> None:
+    for key, value in list(space.items()):
+        if id(value) in new_of:
+            space[key] = new_of[id(value)]
+
+
+def _held_elsewhere(old: Sequence[Any], holders: Sequence[Any]) -> list[Any]:
+    """Those of which somebody else than these holders has a reference."""
+    ids = {id(o) for o in old}
+    known = Counter(id(o) for holder in holders for o in gc.get_referents(holder) if id(o) in ids)
+    (listed,) = [sys.getrefcount(o) for o in [object()]]  # by its list, the loop, and the call itself
+    return [o for o in old if sys.getrefcount(o) > known[id(o)] + listed - 1]
 
 
 def _of_class(space: dict[Any, Any]) -> bool:

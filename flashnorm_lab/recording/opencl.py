@@ -171,7 +171,8 @@ class Backend:
         self.cl = sys.modules["pyopencl"]
         self._event_class, self._nanny_class = self.cl.Event, self.cl.NannyEvent
         hooks = _hooks()
-        self._old_queues = {o.int_ptr for o in gc.get_objects() if type(o) is self.cl.CommandQueue}
+        queue = self.cl.CommandQueue
+        self._old_queues = {o.int_ptr for o in gc.get_referrers(queue) if type(o) is queue}
         natives, replacements = [h.native for h in hooks], [h.replacement for h in hooks]
         for hook in hooks:
             hook.set(hook.replacement)
