@@ -8,11 +8,7 @@ with gzip. Both are read step by step, so that a file of any size takes little m
 from __future__ import annotations
 
 import difflib
-import gzip
-import io
 import json
-import os
-import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from functools import partial
@@ -102,7 +98,7 @@ def save(saved: Program, path: str | PathLike[str]) -> None:
     ``LabError`` for a program that the format does not hold, such as one with a stream that it does not
     declare, and for a place that cannot be written.
     """
-    from .timeline.chrome import check_target
+    from .timeline.writing.files import check_target, whole
 
     if not isinstance(saved, Program):
         how = "program.Program(steps, streams)"
@@ -112,28 +108,11 @@ def save(saved: Program, path: str | PathLike[str]) -> None:
             how = "its attribute program"
         raise LabError(f"{_thing(saved)} is no program; give {how}")
     path = check_target(path)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     # A first line alone, without steps, would read like an object whose steps were forgotten.
-    packed = path.suffix == ".gz"
-    suffix = Path(path.stem).suffix if packed else path.suffix
     lines = _json_lines(saved) if suffix == ".jsonl" and saved.steps else _json_object(saved)
-    try:
-        try:
-            if packed:
-                with (
-                    part.open("xb") as raw,
-                    gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as file,
-                    io.TextIOWrapper(file, "utf-8", newline="\n") as text,
-                ):
-                    text.writelines(lines)
-            else:
-                with part.open("x", encoding="utf-8", newline="\n") as text:
-                    text.writelines(lines)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
-    except OSError as error:
-        raise LabError(f"{path}: cannot be written ({error.strerror}); choose another folder") from None
+    with whole(path, "utf-8") as text:
+        text.writelines(lines)
 
 
 # Reading

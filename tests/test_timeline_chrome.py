@@ -7,13 +7,15 @@ import os
 from collections import defaultdict
 from decimal import Decimal
 
+import numpy as np
 import pytest
 from test_timeline import ZERO, race_timeline
+from test_timeline_roundtrip import random_timeline
 
 from flashnorm_lab import timeline
 from flashnorm_lab.errors import LabError
-from flashnorm_lab.timeline import TimelineBuilder
-from flashnorm_lab.timeline.chrome import check_target
+from flashnorm_lab.timeline import CATEGORIES, TimelineBuilder
+from flashnorm_lab.timeline.writing.files import check_target
 
 
 def read(path):
@@ -26,21 +28,32 @@ def check_structure(content):
 
     Slices of a track nest. Every arrow has one start and one end of the same id, category and name; it does
     not point back in time; and both ends lie within a slice of their own track, which is open when they are
-    read: the newest slice of that track that began at or before them.
+    read: the newest slice of that track that began at or before them. Every track belongs to one process that
+    has a name.
     """
     arrows = defaultdict(dict)
     open_slices = defaultdict(list)
     newest = Decimal(0)
-    named = {e["tid"] for e in content["traceEvents"] if e["ph"] == "M" and e["name"] == "thread_name"}
+    heads = [e for e in content["traceEvents"] if e["ph"] == "M"]
+    named = {(e["pid"], e["tid"]) for e in heads if e["name"] == "thread_name"}
+    processes = {e["pid"] for e in heads if e["name"] == "process_name"}
+    assert len({tid for _, tid in named}) == len(named)
+    assert {pid for pid, _ in named} <= processes
     bound = {}
     for event in content["traceEvents"]:
-        assert event["pid"] == 1
+        assert event["pid"] in processes
         if event["ph"] == "M":
             continue
         ts, stack = event["ts"], open_slices[event["tid"]]
-        assert event["tid"] in named
         assert 0 <= newest <= ts
         newest = ts
+        if event["ph"] == "C":
+            assert set(event["args"]) == {"value"}
+            continue
+        assert (event["pid"], event["tid"]) in named
+        if event["ph"] == "i":
+            assert event["s"] == "t"
+            continue
         while stack and stack[-1][1] <= ts and stack[-1][0] < ts:
             stack.pop()
         if event["ph"] == "X":
@@ -217,6 +230,118 @@ def test_nested_host_ranges_keep_their_order(tmp_path):
     assert timeline.open(tmp_path / "t.json").equals(t)
 
 
+def test_spans_that_cross_go_to_further_tracks_of_their_lane(tmp_path):
+    build = TimelineBuilder()
+    build.span("a", "main", 0, 100, "kernel")
+    build.span("crosses a", "main", 50, 100, "kernel")
+    build.span("within both", "main", 60, 10, "kernel")
+    build.span("alone", "main", 200, 10, "kernel")
+    build.span("other", "matrix", 0, 500, "kernel")
+    t = build.build()
+    t.export_chrome(tmp_path / "t.json")
+    content = read(tmp_path / "t.json")
+    check_structure(content)
+    tracks = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
+    assert tracks == {1: "main", 2: "main", 3: "matrix"}
+    assert {e["name"]: e["tid"] for e in content["traceEvents"] if e["ph"] == "X"} == {
+        "a": 1,
+        "crosses a": 2,
+        "within both": 1,
+        "alone": 1,
+        "other": 3,
+    }
+    assert timeline.open(tmp_path / "t.json").equals(t)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_structure_holds_for_any_timeline(tmp_path, seed):
+    """Arrows are those of the table, less those that cannot point forward and those of instants."""
+    t = random_timeline(seed, 400)
+    t.export_chrome(tmp_path / "t.json")
+    content = read(tmp_path / "t.json")
+    arrows = check_structure(content)
+    drawn = sum(len(of_kind) for of_kind in arrows.values())
+    assert drawn + content["otherData"]["arrows_not_drawn"] == len(t.edge_source) + len(t.launches())
+    assert {"edge", "flow"} <= set(arrows) <= {"edge", "flow", "launch"}
+    marks = (t.category == CATEGORIES.index("mark")) & (t.duration_ns == 0)
+    assert sum(e["ph"] == "i" for e in content["traceEvents"]) == marks.sum() > 0
+    assert sum(e["ph"] == "C" for e in content["traceEvents"]) == len(t.counter_ns)
+
+
+def test_devices_and_processes_are_processes_of_the_viewer(tmp_path):
+    build = TimelineBuilder()
+    build.lane("thread 1", "host", process="python 4")
+    build.lane("stream 7", device="0")
+    build.lane("stream 20", device="0")
+    build.lane("stream 8", device="rank 1 device 0", process="python 4")
+    call = build.span("cudaLaunchKernel", "thread 1", 0, 10, "launch", launch=3)
+    kernel = build.span("gemm", "stream 20", 20, 10, "kernel", launch=3)
+    forward = build.span("copy", "stream 8", 40, 10, "copy")
+    build.edge(kernel, forward, "fwdbwd", "flow")
+    build.counter("memory", 5, 7.5)
+    t = build.build(device="two of them")
+    t.export_chrome(tmp_path / "t.json")
+    content = read(tmp_path / "t.json")
+    arrows = check_structure(content)
+    assert arrows == {"launch": [(call, kernel, "launch")], "flow": [(kernel, forward, "fwdbwd")]}
+    heads = [e for e in content["traceEvents"] if e["ph"] == "M"]
+    names = {e["pid"]: e["args"]["name"] for e in heads if e["name"] == "process_name"}
+    assert names == {1: "python 4", 2: "device 0", 3: "rank 1 device 0, python 4"}
+    order = {e["pid"]: e["args"]["sort_index"] for e in heads if e["name"] == "process_sort_index"}
+    assert sorted(order, key=order.get) == [1, 2, 3]
+    assert {e["args"]["name"]: e["pid"] for e in heads if e["name"] == "thread_name"} == {
+        "thread 1": 1,
+        "stream 7": 2,
+        "stream 20": 2,
+        "stream 8": 3,
+    }
+    events = {e["name"]: e for e in content["traceEvents"] if e["ph"] in "XC"}
+    assert events["gemm"]["args"] == {
+        "span": 1,
+        "stream": 20,
+        "correlation": 3,
+        "launch_delay_ns": 20,
+    }
+    assert "stream" not in events["cudaLaunchKernel"]["args"]
+    assert events["memory"]["args"] == {"value": 7.5}
+    assert events["memory"]["ts"] == Decimal("0.005")
+
+
+def test_an_arrow_of_kind_flow_goes_from_start_to_start(tmp_path):
+    build = TimelineBuilder()
+    a = build.span("forward", "main", 0, 4_000, "op")
+    b = build.span("backward", "matrix", 2_000, 4_000, "op")
+    build.edge(a, b, "fwdbwd", "flow")
+    build.build().export_chrome(tmp_path / "t.json")
+    events = read(tmp_path / "t.json")["traceEvents"]
+    assert {e["ph"]: e["ts"] for e in events if e.get("cat") == "flow"} == {"s": 0, "f": 2}
+
+
+def test_what_is_told_of_a_result_twice_is_not_counted_twice(tmp_path):
+    """Who adds up the work of streams finds each span once: the words below the lanes name no stream."""
+    race_timeline(3).export_chrome(tmp_path / "t.json")
+    events = read(tmp_path / "t.json")["traceEvents"]
+    told = [e for e in events if e.get("cat") == "outcome"]
+    assert [set(e["args"]) for e in told] == [{"span", "outcome"}] * 3
+    assert sum("stream" in e.get("args", {}) for e in events) == 3 * 5
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")
+def test_a_reader_of_profiler_traces_finds_streams_and_launches(tmp_path):
+    """HolisticTraceAnalysis' successor reads an export as it reads torch.profiler's traces."""
+    parser = pytest.importorskip("hta.common.trace_parser", reason="needs traceinsight, of the extra dev")
+    from hta.configs.parser_config import ParserConfig
+
+    t = race_timeline(2)
+    t.export_chrome(tmp_path / "t.json")
+    _, table, symbols = parser.parse_trace_dataframe(str(tmp_path / "t.json"), ParserConfig.get_default_cfg())
+    names = np.array(symbols.get_sym_table())[table["name"]]
+    work = (table["stream"] >= 0).to_numpy()
+    assert sorted(names[work]) == sorted(t.names[n] for n in t.name[t.on_device()])
+    calls, done = table[~work & (table["correlation"] >= 0)], table[work]
+    assert len(calls.merge(done, on="correlation")) == len(t.launches())
+
+
 def test_export_says_why_it_cannot_write(tmp_path):
     t = race_timeline(1)
     with pytest.raises(LabError, match=r"the folder .*missing does not exist"):
@@ -257,7 +382,7 @@ def test_an_export_changed_by_hand_is_refused(tmp_path):
     path.write_text(json.dumps(content))
     with pytest.raises(LabError, match="version 99"):
         timeline.open(path)
-    content["otherData"]["version"] = 1
+    content["otherData"]["version"] = 2
     content["traceEvents"] = [e for e in content["traceEvents"] if e.get("args", {}).get("span") != 3]
     path.write_text(json.dumps(content))
     with pytest.raises(LabError, match="changed after its export"):

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import LabError
@@ -50,3 +51,22 @@ def counts(numbers: Mapping[str, int]) -> str:
     from .. import outcomes
 
     return outcomes.told(numbers)
+
+
+def check_new(what: str, out: str, read: str) -> None:
+    """``LabError`` unless ``out`` is a place where a new file can be written; ``what`` heads the message.
+
+    read: the file that is read, which would be lost first of all.
+    """
+    from ..timeline.writing.files import check_target
+
+    if out == "-":
+        raise LabError(f"{what}: it is written to a file; give the name of a new one, or ./- for that name")
+    path = Path(out)
+    if path.is_file() and Path(read).exists() and path.samefile(read):
+        raise LabError(f"{what}: this is the file that is read; give another name")
+    if out and path.exists() and not path.is_dir():
+        if not path.is_file():
+            raise LabError(f"{what}: this is a device or a pipe; give the name of a file")
+        raise LabError(f"{what}: there is such a file already; give another name, or remove it first")
+    check_target(out)

@@ -47,7 +47,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Record, write, and tell how to open what was written; returns 0."""
-    from ..timeline.chrome import check_target
+    from ..timeline.writing.files import check_target
 
     own, other = (RACE, TOKEN) if options.what == "race" else (TOKEN, RACE)
     for name in other:

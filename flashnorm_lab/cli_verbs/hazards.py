@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import LabError
 from ..hazards import WORDS
+from . import common
 
 TOLD = 20
 """So many hazards of a file are told, unless all are asked for."""
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     if options.repaired is not None:
         if options.ordered or len(options.files) > 1:
             raise LabError("--repaired writes one schedule: give one FILE, and no --ordered")
-        _check_new(options.repaired, options.files[0])
+        common.check_new(f"--repaired {options.repaired}", options.repaired, options.files[0])
     answers = []
     for path in options.files:
         if schedule_file.is_trace(path):
@@ -82,23 +83,6 @@ def run(options: argparse.Namespace) -> int:
         heads = [f"== {path}\n" if several else "" for path in options.files]
         print("\n\n".join(head + a.text for head, a in zip(heads, answers, strict=True)))
     return 0 if all(a.good for a in answers) else 1
-
-
-def _check_new(out: str, read: str) -> None:
-    """``LabError`` unless ``out`` is a place where a new file can be written."""
-    from ..timeline.chrome import check_target
-
-    what = f"--repaired {out}"
-    if out == "-":
-        raise LabError(f"{what}: it is written to a file; give the name of a new one, or ./- for that name")
-    path = Path(out)
-    if path.is_file() and Path(read).exists() and path.samefile(read):
-        raise LabError(f"{what}: this is the file that is read; give another name")
-    if out and path.exists() and not path.is_dir():
-        if not path.is_file():
-            raise LabError(f"{what}: this is a device or a pipe; give the name of a file")
-        raise LabError(f"{what}: there is such a file already; give another name, or remove it first")
-    check_target(out)
 
 
 def _judge(path: str, options: argparse.Namespace) -> Answer:

@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the race and print what came of it; returns 0."""
     from .. import devices, race
-    from ..timeline.chrome import check_target
+    from ..timeline.writing.files import check_target
 
     if options.export is not None:
         check_target(options.export)

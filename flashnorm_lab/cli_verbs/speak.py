@@ -146,7 +146,7 @@ def tokens_per_second(written: list[Any]) -> float | None:
 def run(options: argparse.Namespace) -> int:
     """Write both texts and tell where they part; returns 0."""
     from .. import decoding
-    from ..timeline.chrome import check_target
+    from ..timeline.writing.files import check_target
 
     decoding.check_tokens(options.tokens)
     if options.export is not None:

@@ -94,7 +94,7 @@ class CuptiRecorder(CallRecorder):
         other work of the process may lie between.
         """
         call_of = {int(work): int(call) for call, work in trace.launches()}
-        work = [int(s) for s in trace.on_device().nonzero()[0]]
+        work = trace.operations().tolist()
         work.sort(key=lambda s: int(trace.launch[s]))
         lane_of: dict[int, int] = {}
         spans: list[int] = []

@@ -371,9 +371,15 @@ class Timeline:
 
         return open(*paths)
 
+    def export(self, path: str | PathLike[str]) -> tuple[str, ...]:
+        """Write the timeline in the format that the ending of the name asks for; see `timeline.write`."""
+        from .writing import write
+
+        return write(self, path)
+
     def export_chrome(self, path: str | PathLike[str]) -> None:
-        """Write Chrome trace JSON for Perfetto and chrome://tracing; see `flashnorm_lab.timeline.chrome`."""
-        from .chrome import export_chrome
+        """Write Chrome trace JSON for Perfetto and chrome://tracing; see `timeline.writing.chrome`."""
+        from .writing.chrome import export_chrome
 
         export_chrome(self, path)
 

@@ -20,12 +20,12 @@ from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 
-from .answer import Answer, Pair, answer
+from .answer import Answer, Pair, answer, answer_for
 from .build import build
 from .raw import read
 from .trace import Gap, Loose, TraceProgram
 
-__all__ = ["Answer", "Gap", "Loose", "Pair", "TraceProgram", "answer", "load"]
+__all__ = ["Answer", "Gap", "Loose", "Pair", "TraceProgram", "answer", "answer_for", "load"]
 
 
 def load(path: str | PathLike[str], kinds: Mapping[str, str] | None = None) -> TraceProgram:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -123,27 +123,61 @@ def answer(program: TraceProgram, first: str, second: str) -> Answer:
     A name is a kernel's whole name, or a part of it that only one has; "NAME on stream 7" takes only those
     on that stream. Raises ``LabError`` for a name that none or several have, and for what is no trace.
     """
+    launches = _launches(program)
+    first, before = _choose(program, launches, first)
+    second, after = _choose(program, launches, second)
+    cases = list(_nearest(program, launches, before, after))
+    return _judged(program, launches, cases, {*before, *after}, (first, second))
+
+
+def answer_for(program: TraceProgram, cases: Iterable[tuple[int, int]]) -> Answer:
+    """Is the first launch of each case ordered before the second one? For launches chosen one by one.
+
+    cases: pairs of numbers of launches among the program's steps. Raises ``LabError`` for a number that is
+    none, and for what is no trace.
+    """
+    launches = _launches(program)
+    cases = list(cases)
+    for number in (number for case in cases for number in case):
+        if number not in launches:
+            raise LabError(f"step {number!r} of {program.name} is no launch, copy or fill")
+    words = ["; ".join(dict.fromkeys(_whole_name(launches[case[i]]) for case in cases)) for i in (0, 1)]
+    return _judged(program, launches, cases, {n for case in cases for n in case}, (words[0], words[1]))
+
+
+def _launches(program: TraceProgram) -> dict[int, Launch]:
     if not isinstance(program, TraceProgram):
         raise LabError(
             f"{str(program)[:60]!r} is no trace; read one with trace_order.load(path), or ask hazards.order"
         )
-    launches = {number: step for number, step in enumerate(program.steps) if isinstance(step, Launch)}
-    first, before = _choose(program, launches, first)
-    second, after = _choose(program, launches, second)
-    cases = list(_nearest(program, launches, before, after))
-    pairs, overlaps = _Judge(program, launches, before).judge(cases)
+    return {number: step for number, step in enumerate(program.steps) if isinstance(step, Launch)}
+
+
+def _whole_name(launch: Launch) -> str:
+    return f"{launch.name} on {launch.stream}"
+
+
+def _judged(
+    program: TraceProgram,
+    launches: dict[int, Launch],
+    cases: list[tuple[int, int]],
+    meant: set[int],
+    names: tuple[str, str],
+) -> Answer:
+    first, second = names
+    pairs, overlaps = _Judge(program, launches, sorted({a for a, _ in cases})).judge(cases)
     counts = {
         key: sum(getattr(pair, key) for pair in pairs)
         for key in ("cases", "ordered", "unknown", "unordered", "ended_before")
     }
-    floating = program.floating & {*before, *after}
+    floating = program.floating & meant
     if not cases:
         verdict = "unknown" if floating else "no"
     elif counts["unordered"]:
         verdict = "no"
     else:
         verdict = "unknown" if counts["unknown"] or overlaps else "yes"
-    notes = list(_notes(program, cases, pairs, overlaps, (first, second)))
+    notes = list(_notes(program, cases, pairs, overlaps, names))
     if floating and not cases:
         notes.append(
             f"when {len(floating)} of them were issued is not known: their calls are not in the trace"

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..errors import LabError
-from ..timeline import jsonfile, kineto, nsys
+from ..timeline import kineto, nsys
+from ..timeline.reading import MISSING, Events, read_events
+from ..timeline.table import DEVICE_WORK
 
 
 class Place(NamedTuple):
@@ -114,30 +118,47 @@ def read(path: Path) -> Raw:
 
 
 def _kineto(path: Path) -> Raw:
-    trace = jsonfile.load(path)
-    entries = kineto.entries(trace, str(path))
+    events = read_events(path)
+    kineto.check(events)
     raw = Raw()
-    processes: dict[int, set[Any]] = defaultdict(set)
-    for _, thread, _, _, correlation in entries.calls:
-        processes[correlation].add(thread[0])
-    shared = {number for number, pids in processes.items() if len(pids) > 1 and number >= 0}
+    meanings = [*map(kineto.meaning, events.categories), kineto.OTHER]
+    whole = events.phase == ord("X")
+    calls = whole & np.array([m.call for m in meanings])[events.category]
+    work = whole & np.array([m.category in DEVICE_WORK for m in meanings])[events.category]
+    syncs = whole & np.array([m.sync for m in meanings])[events.category]
+    _check_durations(events, np.flatnonzero(calls | work))
+    numbers = np.unique(np.stack([events.correlation[calls], _same(events, events.pid)[calls]]), axis=1)[0]
+    several, count = np.unique(numbers[numbers >= 0], return_counts=True)
+    shared = set(several[count > 1].tolist())
     if shared:
         raw.unseen.append(f"what belongs to correlation numbers that several processes use: {len(shared)}")
 
     def tie(correlation: int) -> int:
         return -1 if correlation in shared else correlation
 
-    for name, thread, start, duration, correlation in entries.calls:
-        raw.calls.append(Call(plain(name), 0, thread, start, start + duration, tie(correlation), None))
+    names = [*map(plain, events.names), ""]
+    ids = [*events.ids, None]
+    for name, pid, tid, start, duration, correlation in _columns(
+        events, calls, "name", "pid", "tid", "ts", "dur", "correlation"
+    ):
+        thread = (ids[pid], ids[tid])
+        raw.calls.append(Call(names[name], 0, thread, start, start + duration, tie(correlation), None))
     nowhere = 0
-    for name, (device, stream), start, duration, category, correlation, args in entries.work:
-        if stream is None:
+    names = [*events.names, ""]
+    columns = ("name", "category", "pid", "tid", "ts", "dur", "correlation", "device", "context", "stream")
+    for name, category, pid, tid, start, duration, correlation, device, context, stream in _columns(
+        events, work, *columns
+    ):
+        where = ids[stream if stream >= 0 else tid]
+        if where is None:
             nowhere += 1
             continue
-        number = kineto.id_of(stream)
-        place = Place(0, device, kineto.id_of(args.get("context")), number if number >= 0 else stream)
-        kind = "fill" if name.lower().startswith("memset") else category
-        raw.work.append(Work(name, place, start, start + duration, 0, tie(correlation), kind))
+        number = _id(where)
+        place = Place(
+            0, ids[device if device >= 0 else pid], _id(ids[context]), number if number >= 0 else where
+        )
+        kind = meanings[category].category
+        raw.work.append(Work(names[name], place, start, start + duration, 0, tie(correlation), kind))
     if nowhere:
         raw.unseen.append(f"kernels and copies of which the stream is not known, left out: {nowhere}")
     if not raw.work:
@@ -147,33 +168,58 @@ def _kineto(path: Path) -> Raw:
             f"{path}: holds no kernel, copy or fill that ran on a stream{told}, so nothing can be ordered; "
             "profile with the GPU's activities switched on (ProfilerActivity.CUDA)"
         )
-    _kineto_syncs(raw, entries, kineto.base_time(trace, str(path)), str(path), tie)
+    _kineto_syncs(raw, events, np.flatnonzero(syncs).tolist(), tie)
     return raw
 
 
-def _kineto_syncs(
-    raw: Raw, entries: kineto.Entries, base: int, where: str, tie: Callable[[int], int]
-) -> None:
+def _columns(events: Events, chosen: np.ndarray, *names: str) -> Iterator[tuple[int, ...]]:
+    """Some columns of the chosen events, row by row, as Python's own integers."""
+    return zip(*(getattr(events, name)[chosen].tolist() for name in names), strict=True)
+
+
+def _same(events: Events, column: np.ndarray) -> np.ndarray:
+    """The column with one number for each value as it reads, so that "7" and 7 are the same process."""
+    known: dict[str, int] = {}
+    codes = [known.setdefault(str(value), len(known)) for value in events.ids]
+    return np.array([*codes, -1], dtype=np.int64)[column]
+
+
+def _check_durations(events: Events, places: np.ndarray) -> None:
+    for place in places[events.dur[places] < 0][:1].tolist():
+        told = "cannot be read: it is missing" if events.dur[place] == MISSING else "is negative"
+        raise LabError(f"{kineto.place_of(events, place)}: dur {told}; what ran first cannot be told from it")
+
+
+def _id(value: Any) -> int:
+    """A number that stands for something; -1, "not known", for whatever is no number of at least 0."""
+    try:
+        return max(int(value), -1)
+    except (TypeError, ValueError):
+        return -1
+
+
+def _kineto_syncs(raw: Raw, events: Events, places: list[int], tie: Callable[[int], int]) -> None:
     numbered: dict[Any, set[Place]] = defaultdict(set)
     for w in raw.work:
         numbered[w.place.stream].add(w.place)
     one_context = len({w.place[:3] for w in raw.work}) == 1
     named: dict[int, set[tuple[Place, int]]] = defaultdict(set)
-    for i, event in entries.syncs:
-        args: Mapping[str, Any] = event.get("args") or {}
-        here = Place(0, args.get("device"), kineto.id_of(args.get("context")), -1)
-        other = kineto.id_of(args.get("wait_on_stream"))
+    for i in places:
+        args = events.args(i)
+        device = events.ids[events.device[i]] if events.device[i] >= 0 else None
+        here = Place(0, device, _id(args.get("context")), -1)
+        other = _id(args.get("wait_on_stream"))
         behind = _waited_for(other, numbered[other], here, one_context)
-        own = kineto.id_of(args.get("stream"))
+        own = _id(args.get("stream"))
         sync = Sync(
-            what=str(event.get("name", "")),
+            what=events.names[events.name[i]] if events.name[i] >= 0 else "",
             process=0,
-            correlation=tie(kineto.id_of(args.get("correlation"))),
-            start=base + kineto.time_of(event, "ts", i, where),
+            correlation=tie(_id(args.get("correlation"))),
+            start=int(events.ts[i]),
             context=here.context,
             place=_waiting(own, numbered[own], here),
-            event=kineto.id_of(args.get("wait_on_cuda_event_id")),
-            record=tie(kineto.id_of(args.get("wait_on_cuda_event_record_corr_id"))),
+            event=_id(args.get("wait_on_cuda_event_id")),
+            record=tie(_id(args.get("wait_on_cuda_event_record_corr_id"))),
             ticket=-1,
             behind=behind,
         )
@@ -206,13 +252,8 @@ def _waited_for(stream: int, known: set[Place], here: Place, one_context: bool) 
 
 # Nsight Systems
 
-_ACTIVITY = "CUPTI_ACTIVITY_KIND_"
+_ACTIVITY = nsys.ACTIVITY
 _UNKNOWN = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
-_FLAGS = {1: "blocking", 2: "non-blocking", 3: "legacy"}
-_COPIES = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
-           10: "PtoP", 11: "managed HtoD", 12: "managed DtoH", 13: "managed DtoD"}  # fmt: skip
-_MEMORY = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device", 6: "Managed"}
-_SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context Sync"}
 
 
 def _number(value: Any) -> int:
@@ -273,13 +314,9 @@ def _nsight_work(raw: Raw, export: nsys.Export, texts: dict[int, str]) -> dict[t
     def kernel(name: Any, short: Any) -> str:
         return texts.get(name) or texts.get(short) or f"kernel {name}"
 
-    def copy(kind: Any, source: Any, target: Any) -> str:
-        between = f"{_MEMORY.get(source, '?')} -> {_MEMORY.get(target, '?')}"
-        return f"Memcpy {_COPIES.get(kind, 'of unknown kind')} ({between})"
-
     rows("KERNEL", "kernel", kernel, "demangledName", "shortName")
-    rows("MEMCPY", "copy", copy, "copyKind", "srcKind", "dstKind")
-    rows("MEMSET", "fill", lambda memory: f"Memset ({_MEMORY.get(memory, '?')})", "memKind")
+    rows("MEMCPY", "copy", nsys.copy_name, "copyKind", "srcKind", "dstKind")
+    rows("MEMSET", "fill", nsys.fill_name, "memKind")
     rows("GRAPH_TRACE", "graph", lambda graph: f"graph {graph}", "graphId")
     return devices
 
@@ -300,13 +337,14 @@ def _nsight_syncs(raw: Raw, export: nsys.Export, devices: dict[tuple[int, int], 
         "eventId",
         "eventSyncId",
     )
-    for start, context, stream, correlation, pid, what, event, ticket in export.rows(
-        _ACTIVITY + "SYNCHRONIZATION", *columns
+    for row, (start, context, stream, correlation, pid, what, event, ticket) in enumerate(
+        export.rows(_ACTIVITY + "SYNCHRONIZATION", *columns)
     ):
+        _check_times(export.path, _ACTIVITY + "SYNCHRONIZATION", row, start, start)
         process = _process(pid)
         raw.syncs.append(
             Sync(
-                what=_SYNCS.get(what, "synchronization"),
+                what=nsys.SYNCS.get(what, "synchronization"),
                 process=process,
                 correlation=_number(correlation),
                 start=start,
@@ -337,9 +375,9 @@ def _nsight_kinds(raw: Raw, export: nsys.Export) -> None:
         *export.rows("TARGET_INFO_CUDA_CONTEXT_INFO", "processId", "contextId", "nullStreamId"),
     ]
     for pid, context, stream, flag in [*listed, *((*row, 3) for row in default)]:
-        if flag in _FLAGS and len(processes[pid]) == 1:
+        if flag in nsys.STREAM_KINDS and len(processes[pid]) == 1:
             (process,) = processes[pid]
-            raw.kinds[process, context, stream] = _FLAGS[flag]
+            raw.kinds[process, context, stream] = nsys.STREAM_KINDS[flag]
 
 
 def _check_times(path: Path, table: str, row: int, start: Any, end: Any) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import LabError
-from ..table import CATEGORIES, Timeline
+from ..table import CATEGORIES, DEVICE_WORK, Timeline
 
-WORK = {"device": ("kernel", "copy"), "host": ("launch", "copy", "record", "wait")}
+WORK = {"device": DEVICE_WORK, "host": ("launch", "copy", "fill", "graph", "record", "wait")}
 """The categories that make a lane busy. A stream that waits for an event is idle, and so is a host that waits
 for the device (synchronize); a named range only encloses others."""
 
@@ -41,7 +41,8 @@ class Metrics:
 
     window_ns: length of the window, which is the denominator of every share "of the window".
     steps: the number of distinct steps that host launches in the window belong to.
-    launches: host spans of category "launch" that start in the window, less those that enqueued copies only.
+    launches: host spans of category "launch" or "graph" that start in the window, less those that enqueued
+        copies and fills only.
     launches_per_step: launches that belong to a step / steps.
     host_ns_total, host_ns_mean, host_ns_median: duration of those launch calls on the host; the mean and the
         median are over ``launches``.
@@ -162,9 +163,9 @@ def measure(
     device = timeline.on_device()
 
     pairs = timeline.launches()
-    copies = timeline.category[pairs[:, 1]] == CATEGORIES.index("copy")
+    copies = timeline.is_category("copy", "fill")[pairs[:, 1]]
     only_copies = np.setdiff1d(pairs[copies, 0], pairs[~copies, 0])
-    launches = inside & ~device & (timeline.category == CATEGORIES.index("launch"))
+    launches = inside & ~device & timeline.is_category("launch", "graph")
     launches[only_copies] = False
     host = timeline.duration_ns[launches]
     launch_steps = timeline.step[launches]
