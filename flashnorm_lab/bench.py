@@ -63,7 +63,7 @@ class Ratio:
         }
 
 
-def _in_turns(rounds: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+def in_turns(rounds: int, measures: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
     """Each measure once a round; every other round in reverse, so that a drift meets all alike."""
     found: dict[str, list[float]] = {name: [] for name in measures}
     names = list(measures)
@@ -94,7 +94,7 @@ def decode(model: Any, tokenizer: Any, device: Device, *, tokens: int = 24, roun
 
     texts: list[list[int]] = []
     kinds = tuple(schedule.BUILDERS)
-    found = _in_turns(rounds, {"stock": lambda: measure(None), **{kind: through(kind) for kind in kinds}})
+    found = in_turns(rounds, {"stock": lambda: measure(None), **{kind: through(kind) for kind in kinds}})
     if any(text != texts[0] for text in texts):
         raise LabError(
             "bench: a schedule with all its edges wrote another text than the model; no speed counts"
@@ -160,13 +160,13 @@ def replay(
     if not np.array_equal(*results) or not results[0].any():
         raise LabError("bench: the step written by hand and the prepared step differ; no speed counts")
     measures = {"plan": timed("plan", replayed), "bare": timed("bare", bare)}
-    _in_turns(2, measures)
+    in_turns(2, measures)
     for samples in enqueued.values():
         samples.clear()
     collecting = gc.isenabled()
     gc.disable()
     try:
-        finished = _in_turns(rounds, measures)
+        finished = in_turns(rounds, measures)
     finally:
         if collecting:
             gc.enable()
@@ -293,8 +293,8 @@ def import_time(rounds: int = 15) -> Ratio:
 
     here = Path(__file__).resolve().parent.parent
     measures = {"python": fresh("pass"), "import": fresh("import flashnorm_lab")}
-    _in_turns(1, measures)  # the first start reads everything from disk
-    found = _in_turns(rounds, measures)
+    in_turns(1, measures)  # the first start reads everything from disk
+    found = in_turns(rounds, measures)
     value = statistics.median(found["import"]) - statistics.median(found["python"])
     return Ratio(
         "import",

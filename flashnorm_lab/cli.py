@@ -36,7 +36,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def _one_line(message: object) -> str:
-    return " ".join(str(message).split())
+    """The message on one line. It may hold names from a file: what acts on a terminal is written out."""
+    text = " ".join(str(message).split())
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text
+    )
 
 
 def verbs() -> dict[str, ModuleType]:

@@ -374,7 +374,9 @@ def test_export_refuses_in_one_line(capsys, tiny, argv, words):
 
 RATIOS = (
     *("decode_sequential", "decode_fused", "decode_deferred", "replay_enqueue", "replay_done"),
-    *("hazards_step", "hazards_weight", "import"),
+    *("hazards_step", "hazards_weight"),
+    *("trace_open", "trace_open_json", "trace_bytes", "trace_report", "trace_picture", "trace_zoom"),
+    "import",
 )
 
 
@@ -386,7 +388,8 @@ def test_bench_runs_quickly_and_tells_every_figure(capsys):
     assert told["not_measured"] == {}
     assert told["device"]["kind"] == "opencl"
     targets = {"decode_deferred": 0.8, "replay_enqueue": 1.5, "replay_done": 1.5, "import": 0.1}
-    targets |= {"hazards_step": 3.0, "hazards_weight": 3.0}
+    targets |= {"hazards_step": 3.0, "hazards_weight": 3.0, "trace_open": 3.0, "trace_bytes": 200.0}
+    targets |= {"trace_report": 1.0, "trace_picture": 1.0, "trace_zoom": 0.1}
     for name, figure in told["ratios"].items():
         assert figure.keys() == {"definition", "value", "target", "met", "samples"}
         assert figure["target"] == targets.get(name)

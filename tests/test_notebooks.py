@@ -226,9 +226,15 @@ def see_06(code, folder):
     from flashnorm_lab import timeline
 
     assert measured(code[0])
-    assert "launches" in text_of(code[1])
+    for question in timeline.metrics.report(timeline.open(folder / "deferred_step.json")).questions:
+        assert question.share is not None
+        assert question.question in text_of(code[1])
+    assert "matrix and vector ran together for" in text_of(code[3])
+    assert "the trace has no operation of a device" in text_of(code[7])
     assert text_of(code[-1]) == "True"
-    assert len(timeline.open(folder / "deferred_step.json")) > 0
+    assert len(timeline.open(folder / "mine.json.gz")) > 0
+    assert "<html" in (folder / "deferred_step.html").read_text("utf-8")
+    assert "<svg" in (folder / "deferred_step.svg").read_text("utf-8")
 
 
 def see_07(code, folder):

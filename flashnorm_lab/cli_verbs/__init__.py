@@ -13,4 +13,4 @@ To add a verb, write `cli_verbs/NAME.py` and put NAME into VERBS below. The modu
 Modules here import nothing heavy at the top: `--help` loads all of them.
 """
 
-VERBS = ("lab", "doctor", "race", "hazards", "speak", "export", "bench")
+VERBS = ("lab", "doctor", "race", "hazards", "timeline", "speak", "export", "bench")

@@ -1,7 +1,7 @@
-"""Measure the lab's own speed on this machine: decoding, replaying a step, judging hazards, importing.
+"""Measure the lab's own speed on this machine: decoding, replaying, judging hazards, traces, importing.
 
 Every figure is a ratio or a difference of two sides that took turns in this very run, except the cost of a
-verdict, which is microseconds a launch.
+verdict, which is microseconds a launch, and the seconds and bytes that a trace takes.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print each figure with its target; returns 0, also where a target is missed."""
-    from .. import bench, decoding, devices, models
+    from .. import bench, bench_timelines, decoding, devices, models
 
     threads = speak.set_threads(options.threads)
     device = devices.get(options.device)
@@ -43,12 +43,13 @@ def run(options: argparse.Namespace) -> int:
             "decode": {"tokens": 3, "rounds": 2},
             "replay": {"steps": 10, "rounds": 3},
             "verdicts": {"launches": 1000},
+            "traces": {"events": 2000, "reported": 1000, "rounds": 2},
             "import": {"rounds": 3},
         }
     else:
         loaded = models.smollm2(options.model)
         model, tokenizer, name = loaded.model, loaded.tokenizer, loaded.name
-        sizes = {"decode": {}, "replay": {}, "verdicts": {}, "import": {}}
+        sizes = {"decode": {}, "replay": {}, "verdicts": {}, "traces": {}, "import": {}}
     decoding.move(model, device)
     ratios = bench.decode(model, tokenizer, device, **sizes["decode"])
     left_out = {}
@@ -57,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         left_out["replay"] = f"it is set against pyopencl calls, and the device is {device.kind}"
     ratios += bench.verdicts(**sizes["verdicts"])
+    ratios += bench_timelines.timelines(**sizes["traces"])
     ratios.append(bench.import_time(**sizes["import"]))
     if options.json:
         print(json.dumps(_as_dict(device, name, threads, options.quick, ratios, left_out)))
