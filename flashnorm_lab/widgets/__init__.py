@@ -1,5 +1,6 @@
 """Panels for JupyterLab: `RacePanel` for a schedule and its edges, `SpeechPanel` for a model that speaks,
-`ExercisePanel` for questions to answer, and `Sliders` for any figure that depends on a few settings.
+`ExercisePanel` for questions to answer, `TimelinePanel` for a trace to look at closely, and `Sliders` for any
+figure that depends on a few settings.
 
 State in, figures out: whatever is computed comes from the layers below. A panel loads when it is asked for.
 """
@@ -14,14 +15,16 @@ if TYPE_CHECKING:
     from .race_panel import RacePanel
     from .sliders import Sliders
     from .speech_panel import SpeechPanel
+    from .timeline_panel import TimelinePanel
 
-__all__ = ["ExercisePanel", "RacePanel", "Sliders", "SpeechPanel"]
+__all__ = ["ExercisePanel", "RacePanel", "Sliders", "SpeechPanel", "TimelinePanel"]
 
 _MODULES = {
     "ExercisePanel": "exercise_panel",
     "RacePanel": "race_panel",
     "SpeechPanel": "speech_panel",
     "Sliders": "sliders",
+    "TimelinePanel": "timeline_panel",
 }
 
 

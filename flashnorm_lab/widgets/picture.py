@@ -22,14 +22,7 @@ import traitlets
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-_ESM = """
-const libraries = new Map();
-const config = {
-  responsive: true,
-  displaylogo: false,
-  modeBarButtonsToRemove: ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
-};
-
+KEYS = """
 // On window, since JupyterLab listens on document before any element of the page does. The mark is set on the
 // element with the focus, since JupyterLab looks there first, and only then at what is around it.
 if (!window.flashnormLabKeys) {
@@ -44,6 +37,18 @@ if (!window.flashnormLabKeys) {
     }
   }, true);
 }
+"""
+"""Keeps JupyterLab's single-key shortcuts off the panels; part of every module that draws in one."""
+
+_ESM = (
+    KEYS
+    + """
+const libraries = new Map();
+const config = {
+  responsive: true,
+  displaylogo: false,
+  modeBarButtonsToRemove: ["sendChartToCloud", "sendDataToCloud", "select2d", "lasso2d"],
+};
 
 function library(model) {
   const id = model.get("library").slice("IPY_MODEL_".length);
@@ -97,6 +102,7 @@ async function render({ model, el }) {
 
 export default { render };
 """
+)
 
 
 class _Library(ipywidgets.Widget):
