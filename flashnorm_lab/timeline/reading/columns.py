@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import compress
-from operator import attrgetter
+from itertools import compress, repeat
+from operator import attrgetter, is_not
 from typing import Any
 
 import msgspec
@@ -94,6 +94,8 @@ class Codes(dict[Any, int]):
 
     def of(self, values: Sequence[Any]) -> np.ndarray:
         """The number of each value, int32 [values]."""
+        if values and values.count(values[0]) == len(values):  # most ids of most pieces
+            return np.full(len(values), self[values[0]], dtype=np.int32)
         return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
 
     def values_in_order(self) -> tuple[Any, ...]:
@@ -159,7 +161,7 @@ class Columns:
         part |= self._args_of(args, phase)
         for i in np.flatnonzero(phase == ord("f")).tolist():
             part["bound"][i] = bytes(events[i].bp) == b'"e"'
-        for i in [i for i, e in enumerate(events) if e.id2 is not _EMPTY]:
+        for i in compress(range(len(events)), map(is_not, [e.id2 for e in events], repeat(_EMPTY))):
             part["id"][i] = self.ids[_wide_id(events[i].id2)]
         self._keep(part, text, base)
         self._parts.append(part)
@@ -173,7 +175,7 @@ class Columns:
         told = list(compress(args, rows.tolist()))
         part["label"][rows] = self.names.of([a.labels if a.name is None else a.name for a in told])
         part["sort"][rows] = _numbers([a.sort_index for a in told])
-        rest = ~rows & np.fromiter([a is not _NO_ARGS for a in args], dtype=bool, count=len(args))
+        rest = ~rows & np.fromiter(map(is_not, args, repeat(_NO_ARGS)), dtype=bool, count=len(args))
         told = list(compress(args, rest.tolist()))
         part["correlation"][rest] = _numbers([a.correlation for a in told])
         for name in ("stream", "device", "context"):
