@@ -169,48 +169,6 @@ def table(rows: dict[str, dict[str, Any]], true: list[np.ndarray], text_bytes: i
         )
 
 
-def synthetic(path: Path, count: int) -> None:
-    """A trace as torch.profiler writes it: operators, launches and kernels on two streams, with arrows."""
-    with path.open("w", encoding="ascii") as file:
-        file.write('{\n  "schemaVersion": 1,\n  "deviceProperties": [\n    {"id": 0, "name": "none"}\n  ],\n')
-        file.write('  "baseTimeNanoseconds": 1727743122000000000,\n  "traceEvents": [\n  ')
-        for i in range(count):
-            file.write((",\n  " if i else "") + event(i))
-        file.write('\n  ],\n  "traceName": "synthetic.json"\n}\n')
-
-
-def event(i: int) -> str:
-    """Event number ``i``: in turns an operator, its launch, an arrow's start, a kernel, the arrow's end."""
-    at, number = 3605057436108407 + i * 1777, i // 5
-    ts, dur = f"{at // 1000}.{at % 1000:03d}", f"{i % 97}.{i * 7 % 1000:03d}"
-    stream = 7 + 6 * (number % 2)
-    host, device = '"pid": 4242, "tid": 4242', f'"pid": 0, "tid": {stream}'
-    match i % 5:
-        case 0:
-            head = f'"ph": "X", "cat": "cpu_op", "name": "aten::op_{number % 61}", {host}'
-            args = (
-                f'"External id": {number},"Record function id": 0, "Sequence number": {number}, '
-                f'"Fwd thread id": 0, "Ev Idx": {i}'
-            )
-        case 1:
-            head = f'"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", {host}'
-            args = f'"External id": {number}, "cbid": 211, "correlation": {number}'
-        case 3:
-            head = f'"ph": "X", "cat": "kernel", "name": "void kernel_{number % 83}<float>(float*)", {device}'
-            args = (
-                f'"External id": {number}, "queued": 0, "device": 0, "context": 1, "stream": {stream}, '
-                f'"correlation": {number}, "registers per thread": 32, "shared memory": 1024, '
-                '"blocks per SM": 4.5, "warps per SM": 36.0, "grid": [486, 1, 1], "block": [256, 1, 1], '
-                '"est. achieved occupancy %": 75'
-            )
-        case end:
-            phase, place = ('"ph": "s"', host) if end == 2 else ('"ph": "f", "bp": "e"', device)
-            head = f'{phase}, "id": {number}, {place}, "ts": {ts}'
-            return f'{{\n    {head},\n    "cat": "ac2g", "name": "ac2g"\n  }}'
-    times = f'"ts": {ts}, "dur": {dur}'
-    return f'{{\n    {head},\n    {times},\n    "args": {{\n      {args}\n    }}\n  }}'
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--child"]:
         loader, path, out = sys.argv[2:5]
@@ -226,7 +184,10 @@ def main() -> None:
         folder = Path(name)
         path = asked.file or str(folder / "synthetic.json")
         if not asked.file:
-            synthetic(Path(path), asked.events)
+            sys.path.insert(0, str(ROOT))
+            from flashnorm_lab.bench_timelines import write_kineto
+
+            write_kineto(Path(path), asked.events)
         with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
             text_bytes = sum(len(block) for block in iter(lambda: file.read(1 << 20), b""))
         true = measure("reference", path, folder)["times"]

@@ -59,6 +59,15 @@ class Answer:
         """Title, definition, denominator, left_out and every figure, as plain values ready for JSON."""
         raise NotImplementedError
 
+    def words(self) -> dict[str, Any]:
+        """What every answer's `as_dict` begins with."""
+        return {
+            "title": self.title,
+            "definition": self.definition,
+            "denominator": self.denominator,
+            "left_out": list(self.left_out),
+        }
+
     def text(self, most: int | None = 20) -> str:
         """Title, summary, table and definition, as printed in a terminal."""
         table = self.table(most)

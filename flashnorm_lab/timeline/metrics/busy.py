@@ -82,10 +82,7 @@ class Busy(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "window": list(self.window),
             "window_ns": self.window_ns,
             "devices": [asdict(use) for use in self.devices],

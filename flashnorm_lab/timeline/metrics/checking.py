@@ -58,10 +58,7 @@ class Checks(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "ok": self.ok,
             "findings": [
                 asdict(found) | {"examples": list(map(list, found.examples))} for found in self.findings

@@ -155,10 +155,7 @@ class Diff(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; of the pairs those with the largest change."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "unit": self.unit,
             "a": asdict(self.a),
             "b": asdict(self.b),

@@ -136,10 +136,7 @@ class Gaps(Answer):
                 for i in self.order(100, kind)
             ]
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "owners": [asdict(owner) for owner in self.owners],
             "longest_of_streams": listed["stream"],
             "longest_of_devices": listed["device"],

@@ -104,7 +104,7 @@ class Kernels(Answer):
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; names whole."""
-        return _words(self) | {
+        return self.words() | {
             "by": self.by,
             "count": self.count,
             "launched": self.launched,
@@ -265,12 +265,3 @@ def uses_of(work: Work, chosen: np.ndarray, key: np.ndarray, labels: list[str]) 
 
 def _with_group(use: KernelUse, group: str) -> KernelUse:
     return KernelUse(**(vars(use) | {"group": group}))
-
-
-def _words(answer: Answer) -> dict[str, Any]:
-    return {
-        "title": answer.title,
-        "definition": answer.definition,
-        "denominator": answer.denominator,
-        "left_out": list(answer.left_out),
-    }

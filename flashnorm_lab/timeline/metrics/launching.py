@@ -185,10 +185,7 @@ class Launching(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "launches": self.launches,
             "host_ns": self.host_ns,
             "calls": [asdict(call) for call in self.calls],

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import LabError
+from ..answer import ratio, told_share, told_time
 from ..table import CATEGORIES, DEVICE_WORK, Timeline
 
 WORK = {"device": DEVICE_WORK, "host": ("launch", "copy", "fill", "graph", "record", "wait")}
@@ -86,17 +87,17 @@ class Metrics:
     def __str__(self) -> str:
         per_step = f" ({self.launches_per_step:g} a step)" if self.launches_per_step is not None else ""
         rows = [
-            ("window", _time(self.window_ns)),
+            ("window", told_time(self.window_ns)),
             ("launches", f"{self.launches}{per_step}, {self.steps} step{'s' * (self.steps != 1)}"),
             (
                 "host time a launch",
-                f"median {_time(self.host_ns_median)}, mean {_time(self.host_ns_mean)}, "
-                f"together {_time(self.host_ns_total)}",
+                f"median {told_time(self.host_ns_median)}, mean {told_time(self.host_ns_mean)}, "
+                f"together {told_time(self.host_ns_total)}",
             ),
             (
                 "launch to start",
-                f"median {_time(self.delay_ns_median)}, mean {_time(self.delay_ns_mean)}, "
-                f"{_time(self.delay_ns_min)} to {_time(self.delay_ns_max)} ({self.delays} pairs"
+                f"median {told_time(self.delay_ns_median)}, mean {told_time(self.delay_ns_mean)}, "
+                f"{told_time(self.delay_ns_min)} to {told_time(self.delay_ns_max)} ({self.delays} pairs"
                 + (
                     f", {self.delays_negative} negative: the clocks disagree)"
                     if self.delays_negative
@@ -108,8 +109,8 @@ class Metrics:
             rows.append(
                 (
                     f"{name} busy",
-                    f"{_time(use.busy_ns)}, {_share(use.busy_share)} of the window; "
-                    f"idle {_time(use.idle_ns)}",
+                    f"{told_time(use.busy_ns)}, {told_share(use.busy_share)} of the window; "
+                    f"idle {told_time(use.idle_ns)}",
                 )
             )
         if self.units:
@@ -117,10 +118,10 @@ class Metrics:
             rows.append(
                 (
                     f"{first} and {second}",
-                    f"both busy {_time(self.both_busy_ns)}: "
-                    f"{_share(self.both_share_of_first)} of {first}'s busy time, "
-                    f"{_share(self.both_share_of_second)} of {second}'s, "
-                    f"{_share(self.both_share_of_window)} of the window",
+                    f"both busy {told_time(self.both_busy_ns)}: "
+                    f"{told_share(self.both_share_of_first)} of {first}'s busy time, "
+                    f"{told_share(self.both_share_of_second)} of {second}'s, "
+                    f"{told_share(self.both_share_of_window)} of the window",
                 )
             )
         width = max(len(label) for label, _ in rows)
@@ -180,7 +181,7 @@ def measure(
         busy[lane.name] = union(timeline.start_ns[mine], timeline.end_ns[mine], start, stop)
         total = length(busy[lane.name])
         touching = mine & (timeline.end_ns >= start) & (timeline.start_ns <= stop)
-        lanes[lane.name] = LaneUse(int(touching.sum()), total, width - total, _ratio(total, width))
+        lanes[lane.name] = LaneUse(int(touching.sum()), total, width - total, ratio(total, width))
 
     both = None
     if units != ("matrix", "vector") or all(unit in busy for unit in units):
@@ -191,7 +192,7 @@ def measure(
         window_ns=width,
         steps=known_steps,
         launches=int(launches.sum()),
-        launches_per_step=_ratio(int((launch_steps >= 0).sum()), known_steps),
+        launches_per_step=ratio(int((launch_steps >= 0).sum()), known_steps),
         host_ns_total=int(host.sum()),
         host_ns_mean=float(host.mean()) if len(host) else None,
         host_ns_median=float(np.median(host)) if len(host) else None,
@@ -204,9 +205,9 @@ def measure(
         lanes=lanes,
         units=(units[0], units[1]) if both is not None else None,
         both_busy_ns=both,
-        both_share_of_first=None if both is None else _ratio(both, lanes[units[0]].busy_ns),
-        both_share_of_second=None if both is None else _ratio(both, lanes[units[1]].busy_ns),
-        both_share_of_window=None if both is None else _ratio(both, width),
+        both_share_of_first=None if both is None else ratio(both, lanes[units[0]].busy_ns),
+        both_share_of_second=None if both is None else ratio(both, lanes[units[1]].busy_ns),
+        both_share_of_window=None if both is None else ratio(both, width),
     )
 
 
@@ -241,23 +242,6 @@ def intersection(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def length(intervals: np.ndarray) -> int:
     """The total length of disjoint intervals in nanoseconds."""
     return int((intervals[:, 1] - intervals[:, 0]).sum())
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
-
-
-def _share(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f} %"
-
-
-def _time(ns: float | None) -> str:
-    if ns is None:
-        return "-"
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-        if abs(ns) >= size:
-            return f"{ns / size:.3f} {unit}"
-    return f"{ns:.0f} ns"
 
 
 def _span_of(steps: tuple[int, ...]) -> str:

@@ -81,10 +81,7 @@ class Overlap(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "window": list(self.window),
             "pairs": [asdict(pair) for pair in self.pairs],
         }
@@ -130,10 +127,7 @@ class Concurrency(Answer):
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return {
-            "title": self.title,
-            "definition": self.definition,
-            "denominator": self.denominator,
-            "left_out": list(self.left_out),
+            **self.words(),
             "window": list(self.window),
             "devices": [asdict(d) for d in self.devices],
         }
