@@ -32,6 +32,14 @@ PANELS = {
         'SpeechPanel(drop="join_matrix", sites="head", tokens=32)'
     ),
     "exercise_panel": 'from flashnorm_lab.widgets import ExercisePanel\n\nExercisePanel("side_copy_b")',
+    "timeline_panel": (
+        "from flashnorm_lab import devices, race, schedule\n"
+        "from flashnorm_lab.widgets import TimelinePanel\n\n"
+        'step = schedule.deferred(1, 576, 960).without("join_matrix")\n'
+        "for _ in range(2):  # the first run compiles and warms up\n"
+        '    result = race.run(devices.default(), step, steps=4, force="worst")\n'
+        "TimelinePanel(result.timeline)"
+    ),
 }
 
 
@@ -53,6 +61,22 @@ def exercise(panel: Locator) -> None:
     panel.get_by_role("button", name="✓ Check").click()
     panel.get_by_role("button", name="Force it on this device").click()
     expect(panel.locator("table.observed")).to_be_visible(timeout=60_000)
+
+
+def timeline(panel: Locator) -> None:
+    """Select the middle half, so that its figures are told, with every arrow drawn."""
+    view = panel.locator("canvas").first
+    expect(view).to_be_visible()
+    panel.page.wait_for_timeout(1500)
+    box = view.bounding_box()
+    assert box is not None
+    y = box["y"] + box["height"] / 2
+    panel.page.keyboard.down("Shift")
+    panel.page.mouse.move(box["x"] + 0.35 * box["width"], y)
+    panel.page.mouse.down()
+    panel.page.mouse.move(box["x"] + 0.75 * box["width"], y, steps=5)
+    panel.page.mouse.up()
+    panel.page.keyboard.up("Shift")
 
 
 def take(folder: Path, name: str, prepare: Callable[[Locator], None]) -> Path:
@@ -87,7 +111,12 @@ def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
     wanted = sys.argv[2:] or list(PANELS)
     folder.mkdir(parents=True, exist_ok=True)
-    prepared = {"race_panel": race, "speech_panel": speech, "exercise_panel": exercise}
+    prepared = {
+        "race_panel": race,
+        "speech_panel": speech,
+        "exercise_panel": exercise,
+        "timeline_panel": timeline,
+    }
     for name in wanted:
         print(take(folder, name, prepared[name]))
 

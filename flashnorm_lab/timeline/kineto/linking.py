@@ -110,7 +110,8 @@ def _flows(draft: Draft, launching: bool) -> np.ndarray:
 def _arrow_numbers(draft: Draft, arrow: np.ndarray) -> np.ndarray:
     """The ids of these arrows as whole numbers of at least 0, int64; -1 for any other."""
     used, which = np.unique(draft.events.id[arrow], return_inverse=True)
-    values = [plain_id(draft.events.ids[i]) if i >= 0 else -1 for i in used.tolist()]
+    ids = (draft.events.ids[i] if i >= 0 else -1 for i in used.tolist())
+    values = [v if type(v) is int else plain_id(v) for v in ids]  # which most of them are
     numbers = [v if isinstance(v, int) and 0 <= v < 2**62 else -1 for v in values]
     return np.array(numbers, dtype=np.int64)[which]
 

@@ -51,7 +51,7 @@ class _Event(Struct, gc=False):
     dur: Raw = _EMPTY
     args: _Args = _NO_ARGS
     id2: Raw = _EMPTY
-    bp: Raw = _EMPTY
+    bp: str | None = None
 
 
 class _Loose:
@@ -159,8 +159,8 @@ class Columns:
             "bound": np.zeros(len(events), dtype=bool),
         }
         part |= self._args_of(args, phase)
-        for i in np.flatnonzero(phase == ord("f")).tolist():
-            part["bound"][i] = bytes(events[i].bp) == b'"e"'
+        ends = phase == ord("f")
+        part["bound"][ends] = [e.bp == "e" for e in compress(events, ends.tolist())]
         for i in compress(range(len(events)), map(is_not, [e.id2 for e in events], repeat(_EMPTY))):
             part["id"][i] = self.ids[_wide_id(events[i].id2)]
         self._keep(part, text, base)
