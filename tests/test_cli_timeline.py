@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from test_timeline_report import CASES, doc_tool, real
@@ -166,6 +167,39 @@ def test_files_that_say_no_rank_are_named_by_file(capsys, trace):
     told = as_json(capsys, "report", "decode.json", "again.json")
     assert told["facts"]["merged"] == ["decode.json", "again.json"]
     assert "given twice" in refused(capsys, "report", "decode.json", "decode.json")
+    assert "given twice" in refused(capsys, "report", "decode.json", "./decode.json")
+
+
+def test_lanes_are_named_by_as_little_of_a_path_as_tells_files_apart(capsys, trace, tmp_path):
+    paths = [tmp_path / "runs" / folder / "trace.json" for folder in ("a", "b")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        shutil.copy("decode.json", path)
+    told = as_json(capsys, "report", *map(str, paths))
+    assert told["facts"]["merged"] == [str(Path("a", "trace.json")), str(Path("b", "trace.json"))]
+    shutil.copy("decode.json", "other.json")
+    assert as_json(capsys, "report", str(paths[0]), "other.json")["facts"]["merged"] == [
+        "trace.json",
+        "other.json",
+    ]
+
+
+def test_a_rank_that_is_there_twice_is_told(capsys, trace):
+    trace["distributedInfo"] = {"rank": 3, "world_size": 8}
+    for name in ("one.json", "two.json"):
+        Path(name).write_text(json.dumps(trace), "utf-8")
+    told = as_json(capsys, "report", "one.json", "two.json")
+    assert told["facts"]["merged"] == ["one.json", "two.json"]
+    assert told["facts"]["notes"][0].startswith("2 of the files say that they are rank 3")
+
+
+def test_a_note_that_begins_with_a_file_keeps_its_name(capsys, trace):
+    for event in trace["traceEvents"]:
+        if "ts" in event:
+            event["ts"] += 10**10
+    Path("later.json").write_text(json.dumps(trace), "utf-8")
+    told = " ".join(run(capsys, "report", "decode.json", "later.json").split())
+    assert "noted while reading: later.json lies" in told
 
 
 def test_a_file_that_was_cut_off_is_read_in_part_if_that_is_wanted(capsys, trace, tmp_path):
@@ -196,7 +230,10 @@ def test_what_changed_between_two_traces(capsys, trace):
     assert "faster" in text
     assert told["definition"] in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 100
-    assert "no name changed" in run(capsys, "diff", "decode.json", "decode.json", "--all")
+    alike = run(capsys, "diff", "decode.json", "decode.json", "--all")
+    assert "no name, no edge and no single kernel differs" in " ".join(alike.split())
+    assert as_json(capsys, "diff", "decode.json", "decode.json")["same"] is True
+    assert told["same"] is False
 
 
 # convert
@@ -307,6 +344,13 @@ WARNED = {
     "trailing_comma.json": "commas behind the last entry",
     "ts_as_strings.json": "given as text",
 }
+READ_WHOLE = (
+    "bom_utf8.json",
+    "gz_with_json_name.json",
+    "no_correlation.json",
+    "trailing_comma.json",
+    "ts_as_strings.json",
+)
 AS_IS = ("gz_with_json_name.json", "kineto996_cpu_only_launches_no_kernels.json")
 
 
@@ -326,7 +370,7 @@ def test_a_broken_file_is_one_line_or_a_stated_warning(capsys, tmp_path, path, a
     assert WARNED.get(path.name, "") in " ".join(told.split())
     if action == "report":
         assert "IN SHORT" in told
-        assert as_json(capsys, action, str(path))["checks"]["ok"] is (path.name == "gz_with_json_name.json")
+        assert as_json(capsys, action, str(path))["checks"]["ok"] is (path.name in READ_WHOLE)
 
 
 @real
@@ -352,3 +396,16 @@ def test_what_is_whole_of_a_truncated_file_can_be_read(capsys, name):
     told = as_json(capsys, "report", str(CASES / "malformed" / name), "--partial")
     assert told["facts"]["spans"] > 10
     assert told["facts"]["notes"]
+
+
+def test_a_name_that_is_too_long_is_one_line(capsys, trace):
+    told = refused(capsys, "convert", "decode.json", "n" * 300 + ".html")
+    assert "cannot be written (File name too long)" in told
+
+
+def test_a_kind_that_is_none_is_told_whatever_the_name_is(capsys, trace):
+    for name in ("out", "out.html"):
+        assert "--to pdf: there is no such kind" in refused(
+            capsys, "convert", "decode.json", name, "--to", "pdf"
+        )
+    assert "in a terminal --to" in refused(capsys, "convert", "decode.json", "out")

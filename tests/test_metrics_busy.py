@@ -43,8 +43,11 @@ def test_every_nanosecond_counted_one_by_one(seed, window):
     whole = window or (min(op.start for op in ops), max(op.end for op in ops))
     assert answer.window == whole
     everything, launched = {op.index for op in ops}, set(call_of(t))
-    device_lanes = [lane for lane in t.lanes if lane.kind == "device"]
+    worked = {op.lane for op in ops}
+    device_lanes = [lane for lane in t.lanes if lane.name in worked]
     assert [use.name for use in answer.lanes] == [lane.name for lane in device_lanes]
+    empty = sum(lane.kind == "device" for lane in t.lanes) - len(worked)
+    assert any(line.startswith(f"{empty} lane") for line in answer.left_out) is bool(empty)
     assert [use.device for use in answer.devices] == list(dict.fromkeys(ln.device for ln in device_lanes))
     wide = whole[1] - whole[0]
     asked = [(use, {use.name}) for use in answer.lanes]

@@ -15,7 +15,7 @@ from metric_timelines import (
 
 from flashnorm_lab.timeline import TimelineBuilder
 from flashnorm_lab.timeline.metrics import check
-from flashnorm_lab.timeline.metrics.faults import SEVERITIES
+from flashnorm_lab.timeline.metrics.finding import SEVERITIES
 
 
 def clean(count=20, base=1_700_000_000_000_000_000, calls=1, works=1, shift=0):

@@ -237,3 +237,69 @@ def test_a_real_trace_with_every_kernel_a_tenth_longer():
         assert found == expected[entry.kind, entry.name]
     assert len(answer.pairs) == 870
     assert answer.pairs.only_a == answer.pairs.only_b == ()
+
+
+def race(edge=True, pause=0, fault=False):
+    """Six steps on two streams: an edge from the first to the second, or not, and a pause between them."""
+    build = TimelineBuilder()
+    build.lane("host", "host")
+    for lane in ("main", "matrix"):
+        build.lane(lane, "device", device="0")
+    for step in range(6):
+        at = 10_000 * step
+        for number in (2 * step, 2 * step + 1):
+            build.span("launch", "host", at - 50 + 10 * (number % 2), 5, "launch", launch=number, step=step)
+        first = build.span("produce", "main", at, 0 if fault else 100, "kernel", launch=2 * step, step=step)
+        second = build.span(
+            "projection", "matrix", at + 100 + pause, 200, "kernel", launch=2 * step + 1, step=step
+        )
+        if edge:
+            build.edge(first, second, "fork_matrix")
+        build.edge(first, second, "shown", kind="flow")
+    return build.build()
+
+
+def test_edges_that_one_timeline_lacks_are_told():
+    answer = diff(race(), race(edge=False))
+    (edge,) = answer.edges
+    assert (edge.name, edge.kind, edge.source_lane, edge.target_lane) == (
+        "fork_matrix",
+        "order",
+        "main",
+        "matrix",
+    )
+    assert (edge.count_a, edge.count_b) == (6, 0)
+    assert "edges fork_matrix (order) from main to matrix: 6 in a, 0 in b" in answer.lines()
+    assert not answer.same
+    assert [(e.count_a, e.count_b) for e in diff(race(edge=False), race()).edges] == [(0, 6)]
+    assert answer.as_dict()["edges"][0]["name"] == "fork_matrix"
+
+
+def test_a_step_that_only_waits_longer_is_explained():
+    answer = diff(race(), race(pause=400))
+    assert not [entry for entry in answer.names if entry.verdict != "same"]
+    assert (answer.a.step_idle_ns, answer.b.step_idle_ns) == (0, 400)
+    assert (
+        "300 ns in a and 700 ns in b (2.333 of a), of which no operation runs for 0 ns in a and 400 ns in b"
+        in (answer.summary())
+    )
+
+
+def test_a_race_and_itself():
+    answer = diff(race(), race())
+    assert answer.same
+    assert "no name, no edge and no single kernel differs" in answer.summary()
+    assert (
+        "kernels of a typical step one by one: 2 matched (0 faster, 0 slower, 2 the same)"
+        in answer.lines()[0]
+    )
+    assert answer.left_out == ()
+
+
+def test_what_speaks_against_a_side_is_said():
+    answer = diff(race(), race(fault=True).with_meta(edges_unknown=3))
+    assert any(
+        "what speaks against b (see its report): operations of 0 ns" in line for line in answer.left_out
+    )
+    assert any("0 in a, 3 in b" in line for line in answer.left_out)
+    assert not any("against a" in line for line in answer.left_out)

@@ -71,6 +71,11 @@ norm_product       | triton_tem_fused__to_copy_mean_mm_mul_pow_rsqrt_2
 attention          | triton_tem_fused_flex_attention_1
 norm_product       | _fused_rmsnorm_linear_kernel
 other_norm         | l2norm_fwd_kernel
+other_norm         | void l2_norm_f32<32>(float const*, float*, int, float)
+layer_norm         | void norm_f32<1024>(float const*, float*, int, long)
+rms_norm           | void rms_norm_f32<1024, true>(float const*, float*, int, long)
+layer_norm         | void transformer_engine::normalization::ln_fwd_tuned_kernel<Kernel_traits>
+layer_norm         | void layer_norm::ln_parallel_residual_bwd_kernel<layer_norm::Kernel_traits>
 other_norm         | void cudnn::bn_fw_tr_1C11_singleread<float, 512, true, 1, 2, 0>(cudnn::bn_fw_tr_1C11_args
 other              | normalize_advantages
 other              | abnormal_returns

@@ -170,3 +170,47 @@ def test_the_h100_case_by_plain_loops():
     for told in answer.calls:
         mine = [call.took for call in calls.values() if call.name == told.name]
         assert (told.count, told.total_ns, told.median_ns) == (len(mine), sum(mine), statistics.median(mine))
+
+
+def test_a_copy_that_its_call_waited_for_is_told_apart():
+    build = TimelineBuilder()
+    build.lane("host", "host")
+    for number, (call, start, end) in enumerate(
+        (
+            (60_000, 10_000, 59_000),  # waited for
+            (60_000, 10_000, 70_000),  # pageable: returns a little before the end
+            (30_000, 25_000, 90_000),  # goes on for long behind the call
+            (19_000, 10_000, 11_000),  # short: the call may just have returned later
+        )
+    ):
+        at = 1_000_000 * number
+        build.span("cudaMemcpy", "host", at, call, "copy", launch=number)
+        build.span("Memcpy", "stream 7", at + start, end - start, "copy", launch=number)
+    build.span("cudaLaunchKernel", "host", 9_000_000, 50_000, "launch", launch=9)
+    build.span("k", "stream 7", 9_010_000, 20_000, "kernel", launch=9)
+    answer = launching(build.build())
+    assert (answer.blocking, answer.blocking_ns) == (2, 120_000)
+    assert "(120.000 µs of it in 2 copies that the call waited for)" in answer.summary()
+    assert answer.as_dict()["blocking_ns"] == 120_000
+
+
+def test_lines_say_nothing_of_what_is_not_there():
+    build = TimelineBuilder()
+    build.span("cudaLaunchKernel", "host", 0, 10, "launch", launch=1)
+    assert launching(build.build()).lines() == ()
+    build.span("k", "stream 7", 5, 100, "kernel", launch=1)
+    start, end, short, queue = launching(build.build()).lines()
+    assert start.endswith("(1 call)")
+    assert end.endswith("(1 call, 1 of them started before that, while the call still ran)")
+    assert short == "kernels shorter than their own launch: 0 of 1"
+    assert queue.startswith("queue of device")
+
+
+@pytest.mark.parametrize(
+    ("more", "told"), [(0, "1 in each of 2 steps"), (1, "1.5 on average, 1 to 2 over 2 steps")]
+)
+def test_launches_a_step_in_words(more, told):
+    build = TimelineBuilder()
+    for number in range(2 + more):
+        build.span("cudaLaunchKernel", "host", 10 * number, 5, "launch", launch=number, step=min(number, 1))
+    assert f"launches of kernels and graphs a step: {told}" in launching(build.build()).lines()

@@ -341,3 +341,25 @@ def test_repetition_finds_the_annotated_steps_of_real_traces(name, expected):
     apart = Counter((found.step[own] - (t.step[own] - min(t.steps))).tolist())
     assert apart.most_common(1)[0][0] == 0
     assert apart[0] > 0.97 * len(own)
+
+
+def test_equal_steps_have_no_slowest_and_one_step_is_told_plainly():
+    build = TimelineBuilder()
+    for step in range(3):
+        build.span("k", "stream 7", 1000 * step, 100, "kernel", step=step)
+    answer = steps(build.build())
+    assert (answer.slowest, answer.fastest) == (None, None)
+    assert "slowest" not in str(answer)
+    assert all(answer.table().head)
+    one = TimelineBuilder()
+    one.span("k", "stream 7", 0, 100, "kernel", step=0)
+    assert steps(one.build()).summary() == "1 step (from the annotations in the timeline); it takes 100 ns"
+
+
+def test_steps_that_overlap_are_said():
+    build = TimelineBuilder()
+    for step, start in enumerate((0, 90, 300)):
+        build.span("k", "stream 7", start, 100, "kernel", step=step)
+    assert any(
+        line.startswith("1 step that starts before the one before") for line in steps(build.build()).left_out
+    )

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.browser
 
 BASE = 1_764_000_000_000_000_001
 EVIL = "<img src=x onerror=\"document.title='caught'\"></script>"
+NAME = "<img src=x>.json"
 STEPS = 200
 
 
@@ -35,7 +36,7 @@ def recording():
         t.edge(first, second, "join")
         t.counter("memory", at, float(step))
     t.span(EVIL, "main", BASE + 90_000, 123, "kernel")
-    return t.build(source=f"{EVIL}.json", device="a device", provenance="recorded")
+    return t.build(source=f"/home/me/{NAME}", device="a device", provenance="recorded")
 
 
 class Viewer:
@@ -144,6 +145,7 @@ def test_the_panel_in_jupyterlab(tmp_path):
         page.mouse.wheel(0, 50)
         page.wait_for_timeout(200)
         assert viewer.window() == before  # the wheel turns the page until the timeline has the focus
+        assert "click into the timeline first" in viewer.root.locator("details").text_content()
         viewer.key("w")
         viewer.until(lambda: viewer.width() < before[1])
         zoomed = viewer.window()
@@ -211,8 +213,30 @@ def test_a_page_opens_and_draws_all_there_is(viewer):
     assert "1,001 of 1,001 spans in view" in viewer.root.locator(".fnt-status").inner_text()
     text = viewer.page.locator("body").inner_text()
     assert "Busy time" in text
-    assert f"source: {EVIL}.json" in text
+    assert f"source: {NAME}" in text
+    assert "/home/me" not in viewer.page.content()
     assert viewer.page.locator("img").count() == 0
+
+
+def test_words_on_the_canvas_follow_a_change_to_dark_colours(viewer):
+    def light():
+        """How many pixels of the lanes' names are light."""
+        return viewer.stage.locator("canvas").evaluate(
+            """canvas => {
+              const data = canvas.getContext("2d").getImageData(0, 60, 120, canvas.height - 60).data;
+              let found = 0;
+              for (let i = 0; i < data.length; i += 4) found += data[i + 3] > 200 && data[i] > 180;
+              return found;
+            }"""
+        )
+
+    assert light() == 0
+    viewer.page.emulate_media(color_scheme="dark")
+    viewer.until(lambda: light() > 20)
+    viewer.page.emulate_media(color_scheme="light")
+    viewer.until(lambda: light() == 0)
+    viewer.page.evaluate("document.body.style.color = 'rgb(255, 255, 255)'")  # as a theme of JupyterLab does
+    viewer.until(lambda: light() > 20)
 
 
 def test_wheel_drag_and_double_click(viewer):

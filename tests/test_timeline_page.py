@@ -13,7 +13,7 @@ from flashnorm_lab.errors import LabError
 from flashnorm_lab.timeline import TimelineBuilder
 from flashnorm_lab.timeline.detail import Detail
 from flashnorm_lab.timeline.metrics.layout import shown
-from flashnorm_lab.timeline.writing import page
+from flashnorm_lab.timeline.writing import page, write
 from flashnorm_lab.timeline.writing.page import write_page
 
 BASE = 1_764_000_000_000_000_001
@@ -156,3 +156,40 @@ def test_a_page_of_nothing(tmp_path):
     head, columns = opened((tmp_path / "t.html").read_text("utf-8"))
     assert head["info"]["parts"][0]["lanes"] == []
     assert len(columns["gap"]) == 0
+
+
+def test_folders_of_the_reader_are_not_told(tmp_path):
+    build = TimelineBuilder()
+    build.lane("host", "host")
+    build.span("call", "host", BASE, 100, "launch")
+    for source in ("/home/me/secret/trace.json", "C:\\me\\secret\\trace.json"):
+        t = build.build(source=source)
+        for name in ("t.html", "t.svg", "t.png"):
+            write(t, tmp_path / name)
+            assert b"secret" not in (tmp_path / name).read_bytes()
+        text = (tmp_path / "t.html").read_text("utf-8")
+        assert "<h1>trace.json</h1>" in text
+        assert "1 span on 1 lane, edges: 0; of unstated origin; source: trace.json" in text
+        assert "secret" not in json.dumps(opened(text)[0])
+
+
+def test_a_page_of_a_window_opens_on_it(tmp_path):
+    t = recording()
+    write_page(t, tmp_path / "all.html")
+    head, _ = opened((tmp_path / "all.html").read_text("utf-8"))
+    assert head["view"] == head["info"]["extent"]
+    for wide, seen in ((600, 600), (3, 20)):
+        write_page(t, tmp_path / "part.html", (BASE + 1000, BASE + 1000 + wide))
+        head, _ = opened((tmp_path / "part.html").read_text("utf-8"))
+        assert head["view"] == [1000, 1000 + seen]
+        assert head["info"]["extent"][1] > 2**39  # a kernel that crosses the window stays whole
+
+
+def test_a_name_of_ten_thousand_characters_does_not_fill_the_page(tmp_path):
+    build = TimelineBuilder()
+    build.lane("stream 7", "device")
+    build.span("a" * 5000 + "<b>" + "c" * 5000, "stream 7", BASE, 100, "kernel")
+    write_page(build.build(), tmp_path / "t.html")
+    text = (tmp_path / "t.html").read_text("utf-8")
+    assert re.search("<td>a+…c+</td>", text)
+    assert "a" * 400 not in text

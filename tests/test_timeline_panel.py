@@ -183,7 +183,7 @@ def test_a_selection_says_its_own_figures(panel, monkeypatch):
     assert panel.selection == (0, 100_000)
     told = panel.measured.value
     assert "Selected: 100 µs from 0 ns" in told
-    assert "5 spans" in told
+    assert "5 spans; the calls that launched them count too, wherever they lie" in told
     assert "50.000 µs" in told  # matrix is busy
     assert "Overlap" in told
     assert "&lt;img src=x" in told
@@ -338,3 +338,11 @@ def test_a_thread_of_many_nested_rows_starts_out_folded():
     t.span("kernel", Lane("stream 7"), 10, 5, "kernel")
     part = scene.Scene([t.build()]).info()["parts"][0]
     assert part["folded"] == [0]
+
+
+def test_what_is_no_timeline_and_titles_that_do_not_fit_are_told_in_one_line(panel):
+    with pytest.raises(LabError, match=r"'trace\.json' is no timeline; timeline\.open reads one"):
+        TimelinePanel("trace.json")
+    t = panel.scene.timelines[0]
+    with pytest.raises(LabError, match="titles: 1 for 2 timelines"):
+        TimelinePanel(t, t, titles=["one"])

@@ -558,7 +558,7 @@ def test_quotation_marks_within_a_name(tmp_path):
     assert told.startswith(f", line 1, column {text.index('_t') + 1} (event 1): not valid JSON")
     assert "a quotation mark within a text may lack its backslash" in told
     assert 'Library("_t"' in told
-    assert "its 1 whole events can be read alone (partial)" in told
+    assert "its whole events, 1, can be read alone (partial=True, in a terminal --partial)" in told
 
 
 def test_places_are_those_of_the_file_where_something_was_put_right_before(tmp_path):

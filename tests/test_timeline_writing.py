@@ -4,6 +4,7 @@ import errno
 import gzip
 import itertools
 import json
+import math
 import os
 import re
 import xml.etree.ElementTree as ElementTree
@@ -563,3 +564,30 @@ def test_the_page_and_the_readme_of_kinds_name_every_ending():
     documented = set(re.findall(r'"step(\.[\w.]+)"', writing.__doc__))
     assert documented == {".json.gz", ".pftrace", ".parquet", ".csv", ".html", ".svg", ".png"}
     assert documented <= {ending for endings in writing.KINDS.values() for ending in endings}
+
+
+@pytest.mark.parametrize("values", [(1e308,), (1e308, -1e308), (math.nan, 1.0), (math.inf, 2.0)])
+def test_a_counter_beyond_what_an_axis_holds_is_drawn_all_the_same(tmp_path, values):
+    build = TimelineBuilder()
+    build.lane("host", "host")
+    build.span("call", "host", 0, 100, "launch")
+    for i, value in enumerate(values):
+        build.counter("memory", 20 * i, value)
+    writing.write(build.build(), tmp_path / "t.svg")
+    assert "memory" in svg_texts(tmp_path / "t.svg")
+
+
+def test_a_window_with_nothing_in_it_is_refused_by_every_writer(tmp_path):
+    t = race_timeline(1)
+    for kind, endings in writing.KINDS.items():
+        path = tmp_path / f"t{endings[0]}"
+        with pytest.raises(LabError, match="no span touches it; this timeline goes from"):
+            writing.write(t, path, kind, window=(0, 1))
+        assert not path.exists()
+
+
+def test_the_ending_of_a_link_is_that_of_its_own_name(tmp_path):
+    (tmp_path / "latest.csv").symlink_to(tmp_path / "data")
+    writing.write(race_timeline(1).with_edges([]), tmp_path / "latest.csv")
+    assert (tmp_path / "latest.csv").is_symlink()
+    assert (tmp_path / "data").read_text("utf-8").startswith('"name"')

@@ -106,6 +106,7 @@ def definitions(t: Timeline) -> list[tuple[str, str]]:
         metrics.busy(t),
         metrics.gaps(t),
         metrics.launching(t),
+        metrics.operators(t),
         metrics.overlap(t, "gemm", "norm"),
         metrics.overlaps(t),
         metrics.concurrency(t),

@@ -1,6 +1,7 @@
 """What several verbs share: options, the schedule that they ask for, and how counts are told."""
 
 import argparse
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -63,10 +64,11 @@ def check_new(what: str, out: str, read: str) -> None:
     if out == "-":
         raise LabError(f"{what}: it is written to a file; give the name of a new one, or ./- for that name")
     path = Path(out)
-    if path.is_file() and Path(read).exists() and path.samefile(read):
-        raise LabError(f"{what}: this is the file that is read; give another name")
-    if out and path.exists() and not path.is_dir():
-        if not path.is_file():
-            raise LabError(f"{what}: this is a device or a pipe; give the name of a file")
-        raise LabError(f"{what}: there is such a file already; give another name, or remove it first")
+    with contextlib.suppress(OSError):  # for instance a name that is too long, of which check_target speaks
+        if path.is_file() and Path(read).exists() and path.samefile(read):
+            raise LabError(f"{what}: this is the file that is read; give another name")
+        if out and path.exists() and not path.is_dir():
+            if not path.is_file():
+                raise LabError(f"{what}: this is a device or a pipe; give the name of a file")
+            raise LabError(f"{what}: there is such a file already; give another name, or remove it first")
     check_target(out)

@@ -152,14 +152,16 @@ def _report(options: argparse.Namespace) -> int:
 def _diff(options: argparse.Namespace) -> int:
     from .. import timeline
     from ..timeline import metrics
-    from ..timeline.metrics.layout import section, shown
+    from ..timeline.metrics.layout import section, shown, wrapped
 
     told = metrics.diff(*(timeline.open(path, partial=options.partial) for path in (options.a, options.b)))
     if options.json:
         print(json.dumps({"a": options.a, "b": options.b, **told.as_dict()}))
     else:
         print(f"A  {shown(options.a)}\nB  {shown(options.b)}\n")
-        print(section(told, None if options.all else metrics.reporting.ROWS, spare=metrics.reporting.SPARE))
+        most = None if options.all else metrics.reporting.ROWS
+        lines = "\n".join(wrapped(line, "- ") for line in told.lines())
+        print(section(told, most, *([lines] if lines else []), spare=metrics.reporting.SPARE))
     return 0
 
 
@@ -169,9 +171,9 @@ def _convert(options: argparse.Namespace) -> int:
     from ..timeline.metrics.layout import shown
 
     common.check_new(options.out, options.out, options.file)
-    kind = options.to if options.to in writing.KINDS else writing.kind_of(options.out)
-    if options.to not in (None, kind):
+    if options.to not in (None, *writing.KINDS):
         raise LabError(f"--to {options.to}: there is no such kind; there are {', '.join(writing.KINDS)}")
+    kind = options.to or writing.kind_of(options.out)
     if kind in ("csv", "parquet"):
         from ..timeline.writing.tables import beside
 

@@ -81,6 +81,10 @@ class Answer:
     def __str__(self) -> str:
         return self.text()
 
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows of it: the words, not the columns."""
+        return {"text/plain": str(self)}
+
 
 def told_time(ns: float | None) -> str:
     """Nanoseconds in the unit that reads best: "45.647 ms"; "-" for None."""

@@ -36,7 +36,8 @@ def choose(t: Timeline, spans: np.ndarray) -> Timeline:
 
 
 def within(t: Timeline, window: tuple[int, int]) -> Timeline:
-    """The spans that touch a window, whole, and the host calls that enqueued them, wherever those are.
+    """The spans that touch a window, whole, and the host calls that enqueued them, wherever those are, with
+    the host's operators and ranges around these calls: what a kernel belongs to is told from them.
 
     window: start and end in absolute nanoseconds; the start belongs to it, the end does not. Samples of
     counters outside of it go too. ``LabError`` for a window that does not end after it starts, or in which
@@ -45,12 +46,11 @@ def within(t: Timeline, window: tuple[int, int]) -> Timeline:
     start, end = check_window(window)
     inside = (t.start_ns < end) & ((t.end_ns > start) | ((t.duration_ns == 0) & (t.start_ns >= start)))
     if not inside.any():
-        first, last = extent(t)
-        raise LabError(
-            f"window {start} to {end} ns: no span touches it; this timeline goes from {first} to {last} ns"
-        )
+        raise nothing_there(t, start, end)
     calls, work = t.launches().T
-    inside[calls[inside[work]]] = True
+    calls = calls[inside[work]]
+    inside[calls] = True
+    inside |= _around(t, calls)
     samples = (t.counter_ns >= start) & (t.counter_ns < end)
     left_out = dict(t.meta.get("left_out", {}))
     if not samples.all():
@@ -59,6 +59,18 @@ def within(t: Timeline, window: tuple[int, int]) -> Timeline:
     counters = {column: getattr(t, column)[samples] for column in COUNTER_COLUMNS}
     meta = t.meta | ({"left_out": left_out} if left_out else {})
     return choose(replace(t, **counters, meta=meta), inside)
+
+
+def _around(t: Timeline, calls: np.ndarray) -> np.ndarray:
+    """Which spans are operators or ranges of the host that stand around the start of one of these calls."""
+    found = np.zeros(len(t), dtype=bool)
+    context = np.flatnonzero(~t.on_device() & t.is_category("op", "range"))
+    for lane in np.unique(t.lane[calls]):
+        moments = np.sort(t.start_ns[calls[t.lane[calls] == lane]])
+        mine = context[t.lane[context] == lane]
+        first, last = np.searchsorted(moments, [t.start_ns[mine], t.end_ns[mine]])
+        found[mine[first < last]] = True
+    return found
 
 
 def clipped(t: Timeline, window: tuple[int, int]) -> Timeline:
@@ -80,6 +92,14 @@ def check_window(window: tuple[int, int]) -> tuple[int, int]:
     if end <= start:
         raise LabError(f"window {start} to {end} ns: it must end after it starts")
     return start, end
+
+
+def nothing_there(t: Timeline, start: int, end: int) -> LabError:
+    """What to raise for a window that no span touches."""
+    first, last = extent(t)
+    return LabError(
+        f"window {start} to {end} ns: no span touches it; this timeline goes from {first} to {last} ns"
+    )
 
 
 def extent(t: Timeline) -> tuple[int, int]:

@@ -64,6 +64,12 @@ GROUPS |= dict.fromkeys(("sampling", "random", "other", "copy", "fill", "graph")
 """The colours of the groups that the lab knows; kin share one. Any other has one by its name."""
 
 
+def source_name(t: Timeline) -> str:
+    """What a timeline was read from, without the folders, which are nobody else's affair; "" if unknown."""
+    lines = str(t.meta.get("source") or "").splitlines() or [""]
+    return lines[0].replace("\\", "/").rsplit("/", 1)[-1]
+
+
 def colours(t: Timeline) -> np.ndarray:
     """The colour of each span by its name, as a number of `PALETTE`, uint8 [spans]: the same name has the
     same colour in every timeline."""

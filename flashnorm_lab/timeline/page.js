@@ -245,6 +245,6 @@ function createSource(head, columns, chosen) {
 async function start(root, chosen, text) {
   const [head, columns] = await unpack(text);
   return createTimeline(root, head.info, createSource(head, columns, chosen), {
-    wheel: true, height: () => Math.max(260, window.innerHeight - 260),
+    wheel: true, view: head.view, height: () => Math.max(260, window.innerHeight - 260),
   });
 }

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import LabError
 from .detail import ARROWS, Detail, Tile
-from .looks import DIM, KERNELS, PALETTE, colours, describe, exact_time, group_colours, label
+from .looks import DIM, KERNELS, PALETTE, colours, describe, exact_time, group_colours, label, source_name
 from .metrics.layout import shown
 from .table import Timeline
 
@@ -37,7 +37,8 @@ class Scene:
     """What a viewer shows, and its answers to it.
 
     timelines: one or more. align: "start" puts their first starts below each other, "clock" keeps what their
-    clocks say. titles: a name for each, shown where there are several.
+    clocks say. titles: a name for each, shown where there are several. ``LabError`` for what is no timeline,
+    and for a number of titles that is not that of the timelines.
     """
 
     def __init__(
@@ -47,6 +48,11 @@ class Scene:
         titles: Sequence[str] | None = None,
     ) -> None:
         self.timelines = tuple(timelines)
+        for t in self.timelines:
+            if not isinstance(t, Timeline):
+                raise LabError(f"{shown(repr(t)[:80])} is no timeline; timeline.open reads one from a file")
+        if titles is not None and len(titles) != len(self.timelines):
+            raise LabError(f"titles: {len(titles)} for {len(self.timelines)} timelines; give one for each")
         self.details = tuple(Detail(t) for t in self.timelines)
         self.titles = tuple(titles) if titles is not None else tuple(map(title, self.timelines))
         self._found: tuple[str, list[np.ndarray]] | None = None
@@ -254,8 +260,7 @@ class Scene:
 def title(t: Timeline) -> str:
     """A timeline in a few words: its source or schedule, its device."""
     meta = t.meta
-    name = str(meta.get("source") or meta.get("schedule") or "timeline").splitlines()[0]
-    words = [name.replace("\\", "/").rsplit("/", 1)[-1], str(meta.get("device") or "")]
+    words = [source_name(t) or str(meta.get("schedule") or "timeline"), str(meta.get("device") or "")]
     return shown(", ".join(word for word in words if word))
 
 

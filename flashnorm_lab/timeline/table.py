@@ -196,7 +196,10 @@ class Timeline:
         lanes = ", ".join(lane.name for lane in self.lanes)
         if len(self.lanes) > 8:
             lanes = ", ".join(lane.name for lane in self.lanes[:7]) + f" and {len(self.lanes) - 7} more lanes"
-        return f"<Timeline: {len(self)} spans on {lanes or 'no lane'}, {len(self.edge_source)} edges>"
+        return (
+            f"<Timeline: {len(self)} span{'s' * (len(self) != 1)} on {lanes or 'no lane'}, "
+            f"{len(self.edge_source)} edge{'s' * (len(self.edge_source) != 1)}>"
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

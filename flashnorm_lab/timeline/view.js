@@ -4,9 +4,10 @@
 // to draw one by one, which are merged), with the words about a span, or with a search hit. In a notebook Python
 // answers; in a page it is page.js. All text from a trace goes through textContent or fillText.
 
-const KEYS = "drag: move · wheel: zoom (Shift: move; over the names: scroll) · Shift+drag: select a time · click: a span and its arrows "
-  + "· double click: all · arrows or W A S D, + − · Home: all · f: fit the selection · n p: next, previous "
-  + "hit · Esc: clear";
+const KEYS = "wheel: zoom (Shift: move; over the names: scroll) · drag: move · Shift+drag: select a time · click: a span and "
+  + "its arrows · double click: all · arrows or W A S D, + − · Home: all · f: fit the selection · /: search "
+  + "· n p: next, previous hit · Esc: clear";
+const FIRST = "click into the timeline first, else the wheel turns the page (or hold Ctrl) · ";
 
 const STYLE = `
 .fnt { position: relative; font: 12px/1.45 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
@@ -57,7 +58,8 @@ function facts(lines) {
 function createTimeline(root, info, source, options = {}) {
   const tallest = options.height ?? (() => 460);
   // What is shown: the part of time, the rows and how far they are scrolled, what the last answer was, ...
-  const view = { t0: info.extent[0], t1: info.extent[1], top: 0, width: 800, height: 200, gutter: 172, layout: null,
+  const [begin, end] = options.view ?? info.extent;
+  const view = { t0: begin, t1: end, top: 0, width: 800, height: 200, gutter: 172, layout: null,
     tiles: null, selection: null, drag: null, span: null, folded: info.parts.map((part) => new Set(part.folded)) };
   // ... and what was chosen in the bar above.
   const state = { hit: -1, text: "", colour: info.colour, arrows: "order", filter: "" };
@@ -109,7 +111,7 @@ function createTimeline(root, info, source, options = {}) {
   const legend = element("div", { className: "fnt-legend" });
   const about = element("div", { className: "fnt-about", attributes: { "aria-live": "polite" } });
   const keys = element("details", { className: "fnt-keys" },
-    element("summary", { textContent: "Mouse and keys" }), KEYS);
+    element("summary", { textContent: "Mouse and keys" }), options.wheel ? KEYS : FIRST + KEYS);
   root.classList.add("fnt");
   root.append(element("style", { textContent: STYLE }), bar, stage, status, legend, about, keys, tip);
   const pen = canvas.getContext("2d");
@@ -238,7 +240,7 @@ function createTimeline(root, info, source, options = {}) {
     const words = [`${number(sum("count"))} of ${number(all)} spans in view`];
     if (sum("merged")) words.push(`${number(sum("merged"))} of them too short to draw one by one (pale)`);
     if (sum("hidden")) words.push(`${number(sum("hidden"))} on lanes not shown`);
-    if (sum("leftOut")) words.push(`${number(sum("leftOut"))} arrows here not drawn`);
+    if (sum("leftOut")) words.push(`arrows here not drawn: ${number(sum("leftOut"))}`);
     status.textContent = `${words.join(" · ")} · ${told(view.t1 - view.t0)} from ${told(view.t0)}`;
     stage.dataset.view = `${view.t0} ${view.t1}`;
     stage.dataset.count = sum("count");
@@ -553,6 +555,10 @@ function createTimeline(root, info, source, options = {}) {
 
   const size = new ResizeObserver(() => stage.clientWidth && stage.clientWidth !== view.width && resize());
   size.observe(stage);
+  // Words on the canvas have the colour of the text around it, which a browser or JupyterLab may change.
+  const dark = matchMedia("(prefers-color-scheme: dark)"), theme = new MutationObserver(redraw);
+  dark.addEventListener("change", redraw);
+  theme.observe(document.body, { attributes: true });
   place();
   showLegend();
   return {
@@ -564,6 +570,8 @@ function createTimeline(root, info, source, options = {}) {
     close() {
       closed = true;
       size.disconnect();
+      theme.disconnect();
+      dark.removeEventListener("change", redraw);
       cancelAnimationFrame(frame);
       root.replaceChildren();
     },

@@ -15,6 +15,7 @@ from ..errors import LabError
 from ..timeline import Timeline, scene, writing
 from ..timeline.chosen import figures
 from ..timeline.looks import exact_time
+from ..timeline.metrics import Launching
 from ..timeline.writing import KINDS
 from ..timeline.writing.markup import listed, section, text
 from . import parts
@@ -219,7 +220,10 @@ class TimelinePanel(Panel):
             window = self.scene.window(i, *chosen)
             spans = self.scene.details[i].count(*window)
             answers = figures(t, window) if spans else []
-            said.append(f"<p>{spans:,} spans{'' if answers else '; no work of a device'}</p>")
+            about = "" if answers else "; no work of a device"
+            if any(isinstance(answer, Launching) for answer in answers):
+                about = "; the calls that launched them count too, wherever they lie"
+            said.append(f"<p>{spans:,} spans{about}</p>")
             said += [section(answer, MOST_TOLD, level=4) for answer in answers]
         post(partial(self._tell, f'<div class="measured" role="status">{"".join(said)}</div>'))
 

@@ -3,13 +3,15 @@
 from .busy import Busy, Use, busy
 from .checking import Checks, check
 from .differing import Diff, NameDiff, Side, diff
-from .faults import Finding
+from .differing_edges import EdgeDiff
+from .finding import Finding
 from .gaps import CAUSES, Gaps, Idle, gaps
 from .groups import Groups
 from .kinds import Kernels, KernelUse, kernels
 from .launching import Launching, launching
 from .measure import LaneUse, Metrics, intersection, length, measure, union
 from .norms import NormShare, norm_share
+from .operators import Operators, OperatorUse, operators
 from .overlaps import Concurrency, Overlap, concurrency, overlap, overlaps
 from .questions import Question
 from .reporting import Report, report
@@ -21,6 +23,7 @@ __all__ = [
     "Checks",
     "Concurrency",
     "Diff",
+    "EdgeDiff",
     "Finding",
     "Gaps",
     "Groups",
@@ -32,6 +35,8 @@ __all__ = [
     "Metrics",
     "NameDiff",
     "NormShare",
+    "OperatorUse",
+    "Operators",
     "Overlap",
     "Question",
     "Report",
@@ -51,6 +56,7 @@ __all__ = [
     "length",
     "measure",
     "norm_share",
+    "operators",
     "overlap",
     "overlaps",
     "report",

@@ -38,7 +38,8 @@ class Use:
 @dataclass(frozen=True, kw_only=True)
 class Busy(Answer):
     """Busy and idle time. window_ns: start and end in absolute nanoseconds. lanes: a `Use` for each stream.
-    devices: a `Use` for each device, over the union of its streams."""
+    devices: a `Use` for each device, over the union of its streams. Streams and devices without an operation
+    are left out."""
 
     window: tuple[int, int]
     lanes: tuple[Use, ...]
@@ -98,12 +99,18 @@ def busy(t: Timeline, window: tuple[int, int] | None = None) -> Busy:
     """
     work = work_of(t)
     start, stop = window_of(work, window)
-    lanes, devices = [], []
+    lanes, devices, without = [], [], []
     for device, members in work.devices.items():
-        for i in members:
+        some = [i for i in members if work.bounds[i] < work.bounds[i + 1]]
+        without += [i for i in members if i not in some]
+        for i in some:
             lanes.append(_use(work, t.lanes[i].name, device, work.on(i), (start, stop)))
-        devices.append(_use(work, told_device(device), device, work.of(device), (start, stop)))
+        if some:
+            devices.append(_use(work, told_device(device), device, work.of(device), (start, stop)))
     left_out = []
+    if without:
+        names = ", ".join(shown(t.lanes[i].name) for i in without[:4]) + (", …" if len(without) > 4 else "")
+        left_out.append(f"{plural(len(without), 'lane')} of devices without an operation ({names})")
     outside = int((~_touches(work, slice(None), (start, stop))).sum())
     if outside:
         left_out.append(f"{plural(outside, 'operation')} outside of the window")

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..answer import Answer, Table, cut, told_share, told_time
 from ..table import Timeline
-from .faults import CHECKS, SEVERITIES, Finding
+from .faults import CHECKS
+from .finding import SEVERITIES, Finding
 from .layout import shortened, shown
 from .working import NAME, plural, work_of
 

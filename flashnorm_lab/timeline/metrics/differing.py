@@ -11,6 +11,8 @@ import numpy as np
 from ..answer import Answer, Table, ratio, told_time
 from ..table import Timeline
 from .aligning import PAIRED_BY, Pairs, pair_up
+from .checking import check
+from .differing_edges import EdgeDiff, edges_apart
 from .layout import shortened, shown
 from .parts import device_of, sums_by, union_by
 from .stepping import Steps, steps
@@ -21,6 +23,8 @@ CALLS = ("launch", "copy", "fill", "graph", "record", "wait", "synchronize", "ca
 REPEATS = 4
 """With fewer steady steps on either side, their spread is not taken as known."""
 NAME_WIDTH = 56
+EDGES = 8
+"""So many names of edges are told in words; `Diff.edges` holds all."""
 POSITIONS = 50
 """So many positions, those with the largest change, go into `Diff.as_dict`."""
 
@@ -32,7 +36,8 @@ class Side:
     device, provenance, source: as the timeline names them. operations, kernels: on devices. launches: host
     launch calls. window_ns: from the first start to the last end of the operations. busy_ns: the time in
     which at least one operation ran, on each device for itself, added up. steps: of them steady ones are
-    compared; step_ns, step_spread_ns: median and width of the middle half of their lengths; None without any.
+    compared; step_ns, step_spread_ns: median and width of the middle half of their lengths; step_idle_ns:
+    median over them of the time in which no operation of the step ran; None without any.
     """
 
     device: str
@@ -47,6 +52,7 @@ class Side:
     steady: int
     step_ns: float | None
     step_spread_ns: float | None
+    step_idle_ns: float | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,7 @@ class Diff(Answer):
     """How the second timeline differs from the first. unit: "step" or "whole" (what the figures are of).
 
     a, b: a `Side` each. names: a `NameDiff` for each name, the largest change first, whatever its sign.
+    edges: an `EdgeDiff` for each name of edges and two lanes that has more in one than in the other.
     pairs: kernels matched one by one; see `Pairs`.
     """
 
@@ -90,6 +97,7 @@ class Diff(Answer):
     a: Side
     b: Side
     names: tuple[NameDiff, ...]
+    edges: tuple[EdgeDiff, ...]
     pairs: Pairs = field(repr=False)
 
     def of(self, verdict: str) -> tuple[NameDiff, ...]:
@@ -114,27 +122,20 @@ class Diff(Answer):
             for entry in changed[:most]
         ]
         per = " a step" if self.unit == "step" else ""
-        head = ("name", "on", "", "count a", "count b", f"a{per}", f"b{per}", "change", "b/a")
+        head = ("name", "on", "verdict", "count a", "count b", f"a{per}", f"b{per}", "change", "b/a")
         return Table(head, tuple(rows), len(changed) - len(rows)) if rows else None
 
     def summary(self) -> str:
         """The whole, and how many names changed."""
         if not self.names:
             return "there is nothing to compare: no operation and no call in either"
-        if self.unit == "step":
-            times = (self.a.step_ns, self.b.step_ns)
-            what = "a step takes"
-        else:
-            times = (float(self.a.window_ns), float(self.b.window_ns))
-            what = "the operations span"
-        share = ratio(times[1] or 0, times[0] or 0)
-        told = [
-            f"{what} {told_time(times[0])} in a and {told_time(times[1])} in b"
-            + ("" if share is None else f" ({share:.3f} of a)")
-        ]
+        told = [self._whole()]
         spread = [s for s in (self.a.step_spread_ns, self.b.step_spread_ns) if s is not None]
-        if self.unit == "step" and min(self.a.steady, self.b.steady) >= REPEATS:
-            within = abs((times[1] or 0) - (times[0] or 0)) <= max(spread)
+        times = (self.a.step_ns or 0, self.b.step_ns or 0)
+        if self.same:
+            told.append("no name, no edge and no single kernel differs")
+        elif self.unit == "step" and min(self.a.steady, self.b.steady) >= REPEATS:
+            within = abs(times[1] - times[0]) <= max(spread)
             told.append(
                 f"{'no more than' if within else 'more than'} the spread of repeated steps "
                 f"({told_time(max(spread))})"
@@ -149,8 +150,57 @@ class Diff(Answer):
                 counts.append(
                     f"{len(entries)} {verdict}" + (f" ({noise} within the spread)" if noise else "")
                 )
-        told.append(f"names: {', '.join(counts)}" if counts else "no name changed")
+        if counts:
+            told.append(f"names: {', '.join(counts)}")
         return "; ".join(told)
+
+    @property
+    def same(self) -> bool:
+        """Whether nothing that is compared differs."""
+        pairs = self.pairs
+        alike = not (pairs.only_a or pairs.only_b or (pairs.a_ns != pairs.b_ns).any() or self.edges)
+        return alike and all(
+            entry.verdict == "same" and entry.count_a == entry.count_b for entry in self.names
+        )
+
+    def lines(self) -> tuple[str, ...]:
+        """What the table does not show, a line each: kernels one by one, and edges."""
+        lines = []
+        pairs = self.pairs
+        if len(pairs) or pairs.only_a or pairs.only_b:
+            slower, faster = int((pairs.b_ns > pairs.a_ns).sum()), int((pairs.b_ns < pairs.a_ns).sum())
+            of = " of a typical step" if self.unit == "step" else ""
+            lines.append(
+                f"kernels{of} one by one: {len(pairs):,} matched ({faster:,} faster, {slower:,} slower, "
+                f"{len(pairs) - faster - slower:,} the same), {len(pairs.only_a):,} in a only, "
+                f"{len(pairs.only_b):,} in b only"
+            )
+        for edge in self.edges[:EDGES]:
+            lines.append(
+                f"edges {shown(edge.name)} ({edge.kind}) from {shown(edge.source_lane)} to "
+                f"{shown(edge.target_lane)}: {edge.count_a:,} in a, {edge.count_b:,} in b"
+            )
+        if len(self.edges) > EDGES:
+            lines.append(f"and {len(self.edges) - EDGES:,} more names of edges of which one has more")
+        return tuple(lines)
+
+    def text(self, most: int | None = 20) -> str:
+        """What every answer prints, and the lines on single kernels and edges."""
+        return "\n".join([super().text(most), *self.lines()])
+
+    def _whole(self) -> str:
+        """How long a step, or the whole, takes in both."""
+        if self.unit == "step":
+            times, what = (self.a.step_ns or 0, self.b.step_ns or 0), "a step takes"
+        else:
+            times, what = (float(self.a.window_ns), float(self.b.window_ns)), "the operations span"
+        told = f"{what} {told_time(times[0])} in a and {told_time(times[1])} in b"
+        if (share := ratio(times[1], times[0])) is not None:
+            told += f" ({share:.3f} of a)"
+        if self.unit == "step":
+            idle = (told_time(self.a.step_idle_ns), told_time(self.b.step_idle_ns))
+            told += f", of which no operation runs for {idle[0]} in a and {idle[1]} in b"
+        return told
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON; of the pairs those with the largest change."""
@@ -159,7 +209,9 @@ class Diff(Answer):
             "unit": self.unit,
             "a": asdict(self.a),
             "b": asdict(self.b),
+            "same": self.same,
             "names": [asdict(entry) for entry in self.names],
+            "edges": [asdict(entry) for entry in self.edges],
             "pairs": self.pairs.as_dict(POSITIONS),
         }
 
@@ -193,17 +245,18 @@ def diff(a: Timeline, b: Timeline) -> Diff:
                 if by_step
                 else "the time that a name sums up to in the whole timeline"
             )
-            + "; matched by position: "
+            + "; edges are counted by name and the two lanes; matched by position: "
             + PAIRED_BY[pairs.how]
             + "; a change within the spread is no larger than the wider of both middle halves (interquartile "
             f"ranges) over the steps, known from {REPEATS} steady steps on"
         ),
         denominator="the first timeline (a): ratios are b / a",
-        left_out=_left_out(sides, found, by_step),
+        left_out=(*_faults(a, b), *_left_out(sides, found, by_step)),
         unit="step" if by_step else "whole",
         a=sides[0],
         b=sides[1],
         names=tuple(rows),
+        edges=edges_apart(a, b),
         pairs=pairs,
     )
 
@@ -296,6 +349,8 @@ def _rows(names: Sequence[str], kind: str, a: _Sums, b: _Sums, spread: bool) -> 
 
 def _side(t: Timeline, work: Work, found: Steps) -> Side:
     one = np.zeros(len(work), dtype=np.int64)
+    steady = set(found.steady)
+    idle = [use.length_ns - use.busy_ns for use in found.uses if use.number in steady]
     return Side(
         device=str(t.meta.get("device", "")),
         provenance=str(t.meta.get("provenance", "measured")),
@@ -309,7 +364,23 @@ def _side(t: Timeline, work: Work, found: Steps) -> Side:
         steady=len(found.steady),
         step_ns=found.median_ns,
         step_spread_ns=found.spread_ns,
+        step_idle_ns=float(np.median(idle)) if idle else None,
     )
+
+
+def _faults(a: Timeline, b: Timeline) -> list[str]:
+    """What speaks against either timeline, and waits that no edge stands for."""
+    lines = []
+    for name, t in (("a", a), ("b", b)):
+        kinds = [found.kind for found in check(t).findings if found.severity != "note"]
+        if kinds:
+            lines.append(f"what speaks against {name} (see its report): {', '.join(dict.fromkeys(kinds))}")
+    waits = [int(t.meta.get("edges_unknown", 0) or 0) for t in (a, b)]
+    if any(waits):
+        lines.append(
+            f"waits whose record is not known, so that there is no edge: {waits[0]:,} in a, {waits[1]:,} in b"
+        )
+    return lines
 
 
 def _left_out(sides: Sequence[Side], found: Sequence[Steps], by_step: bool) -> tuple[str, ...]:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 
-from ..answer import ratio, told_time
+from ..answer import told_time
 from ..table import EDGE_KINDS, Timeline
+from .finding import FEW, Finding, found_of, graded
+from .noting import noted_while_reading, nothing, unknown_kinds
 from .working import ENQUEUES, Work, plural
 
-SEVERITIES = ("broken", "warning", "note")
-"""How much a finding matters: figures of time cannot be trusted; are to be read with care; good to know."""
-FEW = 0.01
-"""Up to this share of the spans concerned, a finding is a note rather than a warning."""
 JUMP_NS = 1_000_000
 """A step back in a thread's own order counts as a jump of the clock from here on. Small corrections of a
 clock, and two calls that a trace wrote down in the wrong order, stay below."""
@@ -28,73 +25,13 @@ OFFSET_NS = 10_000_000
 """Where no operation at all starts sooner than this after its call, the clocks are taken to be apart."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was found.
-
-    kind: a short name of the check. severity: one of `SEVERITIES`. count, share: how many, and of how many
-    (``of``, in words); share is None where there is nothing to divide by.
-    examples: up to three (name of the span, lane, start in absolute ns). meaning: what it does to figures.
-    """
-
-    kind: str
-    severity: str
-    count: int
-    share: float | None
-    of: str
-    examples: tuple[tuple[str, str, int], ...]
-    meaning: str
-
-
-def _found(
-    t: Timeline, kind: str, severity: str, spans: np.ndarray, whole: int, of: str, meaning: str
-) -> Iterator[Finding]:
-    """A finding about spans, or none if there are none of them."""
-    if len(spans):
-        examples = tuple(
-            (t.names[t.name[i]], t.lanes[t.lane[i]].name, int(t.start_ns[i])) for i in spans[:3].tolist()
-        )
-        yield Finding(kind, severity, len(spans), ratio(len(spans), whole), of, examples, meaning)
-
-
-def _graded(count: int, whole: int) -> str:
-    return "warning" if count > FEW * whole else "note"
-
-
-def _nothing(t: Timeline, work: Work) -> Iterator[Finding]:
-    if not len(t):
-        yield Finding(
-            "no spans", "warning", 0, None, "", (), "there is nothing here that a figure could tell of"
-        )
-    elif not len(work):
-        meaning = "the trace has no operation of a device, so that figures of the device are empty, not zero"
-        yield Finding("no device operations", "note", 0, None, "", (), meaning)
-
-
-def _reader(t: Timeline, work: Work) -> Iterator[Finding]:
-    """What the reader of the file noted, and what it left out."""
-    for note in t.notes:
-        yield Finding("noted while reading", "warning", 1, None, "", (), note)
-    left_out = {str(what): count for what, count in dict(t.meta.get("left_out", {})).items() if count}
-    if left_out:
-        most = sorted(left_out.items(), key=lambda item: -item[1])
-        told = "; ".join(f"{count:,} {what}" for what, count in most[:5])
-        more = f"; and {len(most) - 5} more kinds" if len(most) > 5 else ""
-        meaning = f"not in any figure: {told}{more}"
-        yield Finding("left out while reading", "note", sum(left_out.values()), None, "", (), meaning)
-    unknown = int(t.meta.get("edges_unknown", 0) or 0)
-    if unknown:
-        meaning = "what these waits waited for is not known, so an order that is not shown may still exist"
-        yield Finding("waits for unknown records", "note", unknown, None, "", (), meaning)
-
-
 def _zero(t: Timeline, work: Work) -> Iterator[Finding]:
     empty = np.sort(work.span[work.start == work.end])
     half = 2 * len(empty) >= len(work)
-    yield from _found(
+    yield from found_of(
         t,
         "operations of 0 ns",
-        "broken" if half else _graded(len(empty), len(work)),
+        "broken" if half else graded(len(empty), len(work)),
         empty,
         len(work),
         "operations",
@@ -103,10 +40,10 @@ def _zero(t: Timeline, work: Work) -> Iterator[Finding]:
     )
     calls = np.flatnonzero(~t.on_device() & t.is_category(*ENQUEUES))
     short = calls[t.duration_ns[calls] == 0]
-    yield from _found(
+    yield from found_of(
         t,
         "launch calls of 0 ns",
-        _graded(len(short), len(calls)),
+        graded(len(short), len(calls)),
         short,
         len(calls),
         "launches",
@@ -126,7 +63,7 @@ def _same_time(t: Timeline, work: Work) -> Iterator[Finding]:
             same = np.sort(spans[start == value])
             if 2 * len(same) >= n:
                 where = "time zero" if value in (0, base) else "one and the same time"
-                yield from _found(
+                yield from found_of(
                     t,
                     f"half the {of} at {where}",
                     "broken",
@@ -149,7 +86,7 @@ def _far_away(t: Timeline, work: Work) -> Iterator[Finding]:
     far = np.flatnonzero(
         (t.start_ns < max(low - reach, limits.min)) | (t.start_ns > min(high + reach, limits.max))
     )
-    yield from _found(
+    yield from found_of(
         t,
         "spans far outside the rest",
         "broken",
@@ -191,10 +128,10 @@ def _overlaps(t: Timeline, work: Work) -> Iterator[Finding]:
         count = int(which.sum())
         slight = int((which & (reach - work.start <= MICRO)).sum()) if micro else 0
         grain = f"; {slight:,} overlap by no more than the file's whole microseconds can feign"
-        yield from _found(
+        yield from found_of(
             t,
             kind,
-            _graded(count - slight, len(work)),
+            graded(count - slight, len(work)),
             work.span[which],
             len(work),
             "operations",
@@ -209,7 +146,7 @@ def _clocks(t: Timeline, work: Work) -> Iterator[Finding]:
     pairs = int(work.launched.sum())
     if len(early):
         worst = int((work.call_start[early] - work.start[early]).max())
-        yield from _found(
+        yield from found_of(
             t,
             "operations that start before their own call",
             "broken" if 2 * len(early) >= pairs else "warning",
@@ -223,7 +160,7 @@ def _clocks(t: Timeline, work: Work) -> Iterator[Finding]:
         least = int((work.start - work.call_start)[work.launched].min())
         if least >= OFFSET_NS:
             at = np.flatnonzero(work.launched)
-            yield from _found(
+            yield from found_of(
                 t,
                 "no operation starts soon after its call",
                 "warning",
@@ -264,7 +201,7 @@ def _jumps(t: Timeline, work: Work) -> Iterator[Finding]:
     first = np.flatnonzero(jump & mixed[lane[1:]]) + 1
     if len(first):
         largest = told_time(int((start[first - 1] - start[first]).max()))
-        yield from _found(
+        yield from found_of(
             t,
             "a host clock that steps back",
             "warning",
@@ -282,7 +219,7 @@ def _pairing(t: Timeline, work: Work) -> Iterator[Finding]:
     launched = t.launch[work.span[work.launched]]
     empty = enqueuing[~np.isin(numbers, launched) | (numbers < 0)]
     if len(work):
-        yield from _found(
+        yield from found_of(
             t,
             "launches with no operation",
             "warning" if 10 * len(empty) > len(enqueuing) else "note",
@@ -293,7 +230,7 @@ def _pairing(t: Timeline, work: Work) -> Iterator[Finding]:
             "nothing or from host to host runs nothing): they are in host time, in no delay",
         )
     else:
-        yield from _found(
+        yield from found_of(
             t,
             "launches with no operation",
             "warning",
@@ -310,7 +247,7 @@ def _pairing(t: Timeline, work: Work) -> Iterator[Finding]:
         graphs = int(t.is_category("graph")[empty].sum())
         told = f"; {replays:,} of them share a launch number, as the operations of a replayed graph do"
         also = f"; {plural(graphs, 'graph launch', 'graph launches')} without an operation may have run some"
-        yield from _found(
+        yield from found_of(
             t,
             "operations with no launch",
             "warning" if len(orphans) > FEW * len(work) else "note",
@@ -324,10 +261,10 @@ def _pairing(t: Timeline, work: Work) -> Iterator[Finding]:
         )
     order = np.argsort(numbers, kind="stable")
     again = np.flatnonzero((np.diff(numbers[order]) == 0) & (numbers[order][1:] >= 0)) + 1
-    yield from _found(
+    yield from found_of(
         t,
         "launch calls that share a launch number",
-        _graded(len(again), len(enqueuing)),
+        graded(len(again), len(enqueuing)),
         enqueuing[order][again],
         len(enqueuing),
         "launches",
@@ -342,7 +279,7 @@ def _edges(t: Timeline, work: Work) -> Iterator[Finding]:
     orders &= operation[t.edge_source] & operation[t.edge_target]
     source, target = t.edge_source[orders], t.edge_target[orders]
     wrong = target[t.start_ns[target] < t.start_ns[source] + t.duration_ns[source]]
-    yield from _found(
+    yield from found_of(
         t,
         "operations that start before what they wait for has ended",
         "warning",
@@ -355,7 +292,7 @@ def _edges(t: Timeline, work: Work) -> Iterator[Finding]:
 
 
 CHECKS: tuple[Callable[[Timeline, Work], Iterator[Finding]], ...] = (
-    _nothing,
+    nothing,
     _same_time,
     _far_away,
     _zero,
@@ -364,6 +301,7 @@ CHECKS: tuple[Callable[[Timeline, Work], Iterator[Finding]], ...] = (
     _overlaps,
     _edges,
     _pairing,
-    _reader,
+    unknown_kinds,
+    noted_while_reading,
 )
 """In the order in which findings of one severity are told."""

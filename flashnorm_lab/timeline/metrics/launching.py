@@ -12,7 +12,7 @@ from ..answer import Answer, Table, cut, ratio, told_share, told_time
 from ..table import CATEGORIES, Timeline
 from .layout import shown
 from .measure import length
-from .working import ENQUEUED, ENQUEUES, Work, middle, plural, rank, told_device, union_of, work_of
+from .working import ENQUEUED, ENQUEUES, WAIT_NS, Work, middle, plural, rank, told_device, union_of, work_of
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,9 @@ class Launching(Answer):
     calls: a `LaunchCall` for each name, the most time first.
     launches: calls that enqueue (launch, copy, fill, graph), a graph's launch counting once.
     host_ns: time in which some such call ran, a union for each thread (calls nest), summed over threads.
+    blocking, blocking_ns: calls that copy, lasted 20 µs or more, and returned only when at least half of the
+        copy had run: theirs is a time of waiting, not of launching. Their number, and their sum, which is in
+        host_ns too.
     from_start, from_end: `Delay` from the call's start, and from its end, to its first operation's start.
     queues: a `Queue` for each device.
     steps [steps] int64: the numbers of the steps that launches belong to; step_launches, step_calls
@@ -109,6 +112,8 @@ class Launching(Answer):
     calls: tuple[LaunchCall, ...]
     launches: int
     host_ns: int
+    blocking: int
+    blocking_ns: int
     from_start: Delay
     from_end: Delay
     queues: tuple[Queue, ...]
@@ -140,6 +145,9 @@ class Launching(Answer):
         if not self.launches:
             return "there is no launch call here"
         parts = [f"{plural(self.launches, 'launch', 'launches')}, {told_time(self.host_ns)} on the host"]
+        if self.blocking:
+            waited = f"{plural(self.blocking, 'copy', 'copies')} that the call waited for"
+            parts[0] += f" ({told_time(self.blocking_ns)} of it in {waited})"
         if self.from_start.count:
             parts.append(f"median {told_time(self.from_start.median_ns)} from call to start")
         if self.short.of:
@@ -148,28 +156,35 @@ class Launching(Answer):
                 "shorter than their own launch"
             )
         if self.per_step is not None:
-            parts.append(f"{self.per_step:g} kernel launches a step")
+            parts.append(f"{self.per_step:,.6g} kernel launches a step")
         return "; ".join(parts)
 
     def lines(self) -> tuple[str, ...]:
         """What the table does not show, a line each: delays, steps, short kernels, queues."""
         lines = []
-        for what, d in (("start", self.from_start), ("end", self.from_end)):
-            lines.append(
-                f"from the {what} of the call to the start on the device: median {told_time(d.median_ns)}, "
-                f"p95 {told_time(d.p95_ns)}, {told_time(d.min_ns)} to {told_time(d.max_ns)} "
-                f"({plural(d.count, 'call')}, {d.negative:,} below zero)"
-            )
+        for what, d, below in (
+            ("start", self.from_start, "before it"),
+            ("end", self.from_end, "before that, while the call still ran"),
+        ):
+            if d.count:
+                lines.append(
+                    f"from the {what} of the call to the start on the device: median "
+                    f"{told_time(d.median_ns)}, p95 {told_time(d.p95_ns)}, {told_time(d.min_ns)} to "
+                    f"{told_time(d.max_ns)} ({plural(d.count, 'call')}"
+                    + (f", {d.negative:,} of them started {below})" if d.negative else ")")
+                )
         if len(self.steps):
             n = self.step_launches
+            told = f"{self.per_step:,.6g} on average, {n.min():,} to {n.max():,} over"
+            if n.min() == n.max():
+                told = f"{n.min():,} in {'each of ' if len(n) > 1 else ''}"
+            lines.append(f"launches of kernels and graphs a step: {told.rstrip()} {plural(len(n), 'step')}")
+        if self.short.of:
+            took, calls = told_time(self.short.kernel_ns), told_time(self.short.call_ns)
             lines.append(
-                f"launches of kernels and graphs a step: {self.per_step:g} on average, {n.min():,} to "
-                f"{n.max():,} over {plural(len(n), 'step')}"
+                f"kernels shorter than their own launch: {self.short.count:,} of {self.short.of:,}"
+                + (f"; {took} of kernels for {calls} of calls" if self.short.count else "")
             )
-        lines.append(
-            f"kernels shorter than their own launch: {self.short.count:,} of {self.short.of:,}; "
-            f"{told_time(self.short.kernel_ns)} of kernels for {told_time(self.short.call_ns)} of calls"
-        )
         for q in self.queues:
             lines.append(
                 f"queue of {shown(told_device(q.device))}: {_depth(q.mean_waiting)} launches wait on "
@@ -188,6 +203,8 @@ class Launching(Answer):
             **self.words(),
             "launches": self.launches,
             "host_ns": self.host_ns,
+            "blocking": self.blocking,
+            "blocking_ns": self.blocking_ns,
             "calls": [asdict(call) for call in self.calls],
             "delay_from_start": asdict(self.from_start),
             "delay_from_end": asdict(self.from_end),
@@ -230,6 +247,7 @@ def launching(t: Timeline) -> Launching:
             f"{plural(other, 'call')} of another category that enqueued operations: in delays and queues, "
             "not in host time"
         )
+    waited = np.unique(work.call[work.awaited])
     short, shared = _short_kernels(t, work, callers, one, counts)
     if shared:
         left_out.append(
@@ -252,8 +270,10 @@ def launching(t: Timeline) -> Launching:
         definition=(
             "a launch is a host call that enqueues work (launch, copy, fill, graph); a graph's launch counts "
             "once, however many operations it brings. Host time of a name is the sum of its calls; of all, "
-            "the union for each thread, since calls nest. p95 is by nearest rank. Delays go to the start of "
-            "the call's first operation. Queues count launches that are enqueued and not started, or not "
+            "the union for each thread, since calls nest; a call that copies and waits (one of "
+            f"{WAIT_NS // 1000} µs or more that returned only when at least half of the copy had run) has "
+            "that wait in it. p95 is by nearest rank. Delays go to the start of the call's first operation. "
+            "Queues count launches that are enqueued and not started, or not "
             f"finished; {ENQUEUED}; means are weighted by time from the first enqueue to the last end"
         ),
         denominator="kernels with a launch of their own, for kernels shorter than their launch",
@@ -261,6 +281,8 @@ def launching(t: Timeline) -> Launching:
         calls=_by_name(t, enqueuing, callers, from_start, counts),
         launches=len(enqueuing),
         host_ns=host_ns,
+        blocking=len(waited),
+        blocking_ns=int(t.duration_ns[waited].sum()),
         from_start=_delay(from_start),
         from_end=_delay(from_end),
         queues=tuple(_queue(work, device) for device in work.devices if work.launched[work.of(device)].any()),

@@ -100,7 +100,7 @@ class AtOnce:
 
 @dataclass(frozen=True, kw_only=True)
 class Concurrency(Answer):
-    """How many streams were busy at once. devices: an `AtOnce` each."""
+    """How many streams were busy at once. devices: an `AtOnce` for each that has operations."""
 
     devices: tuple[AtOnce, ...]
     window: tuple[int, int]
@@ -120,7 +120,6 @@ class Concurrency(Answer):
             f"{shown(told_device(d.device))}: {told_time(sum(d.ns[2:]))} with two streams or more busy "
             f"({told_share(ratio(sum(d.ns[2:]), sum(d.ns)))}), {told_time(sum(d.ns[1:2]))} with one"
             for d in self.devices[:4]
-            if d.streams
         ]
         return "; ".join(parts) or "there is no operation of a device here"
 
@@ -260,6 +259,8 @@ def concurrency(t: Timeline, window: tuple[int, int] | None = None) -> Concurren
     devices = []
     for device, lanes in work.devices.items():
         unions = [np.clip(union, begin, stop) for union in _unions(work, lanes).values()]
+        if not unions:
+            continue
         at = np.concatenate([[begin, stop], *(union.ravel() for union in unions)])
         change = np.concatenate([[0, 0], *(np.tile([1, -1], len(union)) for union in unions)])
         order = np.argsort(at, kind="stable")
@@ -269,6 +270,7 @@ def concurrency(t: Timeline, window: tuple[int, int] | None = None) -> Concurren
         most = int(np.flatnonzero(ns)[-1]) if ns.any() else 0
         levels = tuple(ns[: most + 1].tolist())
         devices.append(AtOnce(device, len(unions), levels, tuple(ratio(level, wide) for level in levels)))
+    idle = len(work.devices) - len(devices)
     return Concurrency(
         title="Streams busy at once",
         definition=(
@@ -276,6 +278,7 @@ def concurrency(t: Timeline, window: tuple[int, int] | None = None) -> Concurren
             "once, whatever runs on it"
         ),
         denominator=f"the window, {wide:,} ns, the same for every device",
+        left_out=(f"{plural(idle, 'device')} without an operation",) if idle else (),
         devices=tuple(devices),
         window=(begin, stop),
     )

@@ -21,6 +21,8 @@ from .kinds import NO_LAUNCH, NO_RANGE, kernels
 from .launching import Launching, launching
 from .layout import labelled, section, shortened, shown, wrapped
 from .norms import norm_share
+from .noting import NOTED
+from .operators import operators
 from .overlaps import concurrency, overlaps
 from .overlaps import overlap as overlapping
 from .questions import Question
@@ -35,17 +37,18 @@ ROWS = 8
 """So many rows of a table are told, unless more are asked for."""
 ASKED = ("overlap", "order")
 """The answers that are only there if they were asked for; they are told first."""
-SECTIONS = ("busy", "gaps", "launching", "overlaps", "concurrency", "norm_share", "kernels", "groups",
-            "ranges", "steps", "kernels_by_step", "edges")  # fmt: skip
+SECTIONS = ("busy", "gaps", "launching", "operators", "overlaps", "concurrency", "norm_share", "kernels",
+            "groups", "ranges", "steps", "kernels_by_step", "edges")  # fmt: skip
 """The other answers, in the order in which they are told."""
 OF_DEVICES = ("busy", "concurrency")
 """Of these there are rows of zeros where no device worked, which tell nothing."""
 RULE = (
     f'"yes" is said from {questions.MUCH:.0%} on, "in part" from {questions.SOME:.0%}, "hardly" below. '
     "Of the first question, it is the share of the window in which a device waited for a late host. A host "
-    "may be late for other reasons than launching: where it is, and launch calls ran in less than "
-    f'{questions.SOME:.0%} of that time, the answer is "no". Of the second, it is the share of the busy time '
-    "of devices in which two streams or more were busy"
+    "may be late for other reasons than launching: where it is, and the thread that launched next was in "
+    f'launch calls for less than {questions.SOME:.0%} of that time, the answer is "no". Of the second, it is '
+    "how much of what could overlap did: of the busy time of all streams but the busiest of each device, the "
+    "part that ran beside another stream"
 )
 
 
@@ -84,11 +87,15 @@ class Report:
             told = self._definition(name)
             parts.append(section(answer, rows, *_more(answer, most), spare=SPARE, definition=told))
         if empty:
-            parts.append(f"NO FIGURES\n{labelled(empty)}")
+            parts.append("\n".join(["NO FIGURES", *(wrapped(line, rest="  ") for line in _alike(empty))]))
         return "\n\n\n".join(parts)
 
     def __str__(self) -> str:
         return self.text()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        """What a notebook shows of it: the words, not the columns."""
+        return {"text/plain": str(self)}
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, ready for JSON."""
@@ -148,13 +155,19 @@ class Report:
             for name, lane, at in found.examples[:1]:
                 told += f"; for example {shortened(shown(name), NAME)} on {lane}"
                 told += f" at +{told_time(at - self.facts['first_ns'])}"
-            rows.append((found.severity, f"{told}. {found.meaning[:1].upper()}{found.meaning[1:]}"))
+            meaning = f". {found.meaning[:1].upper()}{found.meaning[1:]}"
+            if found.kind == NOTED:  # it may begin with the name of a file
+                meaning = f": {found.meaning}"
+            rows.append((found.severity, f"{told}{meaning}"))
         head = f"CHECKS OF THE TRACE AGAINST ITSELF\n{wrapped(self.checks.summary())}"
         return f"{head}\n\n{labelled(rows)}" if rows else head
 
     def _short(self) -> str:
-        """The questions and their answers."""
+        """The questions and their answers; where the device did nothing, the one answer to all of them."""
         lines = ["IN SHORT"]
+        if not self.facts["operations"]:
+            told = [question.question for question in self.questions]
+            return "\n".join([*lines, wrapped(" ".join(told)), wrapped(self.questions[0].answer, "  ")])
         for question in self.questions:
             lines += [question.question, wrapped(question.answer, "  "), ""]
         if all(question.share is None for question in self.questions):
@@ -193,6 +206,7 @@ def report(
     found = steps(part)
     part = found.apply(part)
     answers["launching"] = launching(part)
+    answers["operators"] = operators(part)
     answers["norm_share"] = norm_share(part, groups)
     answers["kernels"] = kernels(part, "name", groups)
     answers["groups"] = kernels(part, "group", groups)
@@ -224,8 +238,16 @@ def _more(answer: Answer, most: int | None) -> Iterator[Table | str]:
     """What an answer has to show beside its table."""
     if isinstance(answer, Gaps) and (longest := answer.largest(most)) is not None:
         yield longest
-    if isinstance(answer, Launching) and answer.launches:
+    if isinstance(answer, Launching) and answer.lines():
         yield "\n".join(wrapped(line, "- ") for line in answer.lines())
+
+
+def _alike(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles and summaries in lines, those of one summary together."""
+    together: dict[str, list[str]] = {}
+    for title, summary in rows:
+        together.setdefault(summary, []).append(title)
+    return [f"{', '.join(titles)}: {summary}" for summary, titles in together.items()]
 
 
 def _facts(t: Timeline) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class Steps(Answer):
     uses: a `StepUse` for each step. steady: the numbers of the complete steps behind the warm-up.
     median_ns, quartiles_ns, min_ns, max_ns: of the lengths of the steady steps; None without any.
     agreement: how much of the sequence repeats from one step to the next; None where steps were annotated.
-    slowest, fastest: numbers of steady steps; None if there are fewer than two.
+    slowest, fastest: numbers of steady steps; None if there are fewer than two, or all take equally long.
     slowest_by_name, fastest_by_name: what differs there, the largest difference first.
     """
 
@@ -131,7 +132,7 @@ class Steps(Answer):
                     ", ".join(notes),
                 )
             )
-        head = ("step", "start", "length", "operations", "launches", "host time", "busy", "")
+        head = ("step", "start", "length", "operations", "launches", "host time", "busy", "remarks")
         return Table(head, tuple(rows), len(self.uses) - len(rows)) if rows else None
 
     def summary(self) -> str:
@@ -141,7 +142,11 @@ class Steps(Answer):
         told = [f"{plural(len(self.uses), 'step')} ({self.how})"]
         if self.warm_up:
             told.append(f"{plural(len(self.warm_up), 'step')} of warm-up")
-        if self.median_ns is not None:
+        if len(self.steady) == 1:
+            told.append(
+                f"{'1 steady step' if len(self.uses) > 1 else 'it takes'} {told_time(self.median_ns)}"
+            )
+        elif self.median_ns is not None:
             told.append(
                 f"{plural(len(self.steady), 'steady step')}, median {told_time(self.median_ns)}, middle half "
                 f"within {told_time(self.spread_ns)}, {told_time(self.min_ns)} to {told_time(self.max_ns)}"
@@ -181,6 +186,8 @@ def _told(t: Timeline, work: Work, found: Found) -> Steps:
     slowest = fastest = None
     if len(steady) >= 2:
         slowest, fastest = steady[int(lengths.argmax())], steady[int(lengths.argmin())]
+    if slowest is fastest:  # all take equally long
+        slowest = fastest = None
     none = len(work) - int((found.step[work.span] >= 0).sum())
     left_out = list(found.left_out)
     if uses and none:
@@ -188,6 +195,12 @@ def _told(t: Timeline, work: Work, found: Found) -> Steps:
     if uses and len(steady) < len(uses):
         left_out.append(
             f"{plural(len(uses) - len(steady), 'step')} of warm-up or cut off: not in median and spread"
+        )
+    early = sum(b.start_ns < a.start_ns + a.length_ns for a, b in pairwise(uses))
+    if early:
+        left_out.append(
+            f"{plural(early, 'step')} that {'starts' if early == 1 else 'start'} before the one before has "
+            "ended: lengths add up to more than the time that passed"
         )
     quartiles = tuple(float(q) for q in np.percentile(lengths, (25, 75))) if len(lengths) else None
     return Steps(

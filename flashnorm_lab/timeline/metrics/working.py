@@ -80,6 +80,15 @@ class Work:
         first_start = np.minimum.reduceat(self.start[order], groups)
         return calls[groups], order[groups], first_start, np.diff(groups, append=len(order))
 
+    @property
+    def awaited(self) -> np.ndarray:
+        """Whether the call of each operation waited for it: it is a copy or fill, its call lasted at least
+        `WAIT_NS`, and returned only when at least half of it had run; bool [operations]. Of a copy from
+        pageable memory, the call may return a little before its end."""
+        long = self.call_end - self.call_start >= WAIT_NS
+        half = self.start + (self.end - self.start) // 2
+        return self.copies & self.launched & long & (self.call_end >= half)
+
     @cached_property
     def enqueued(self) -> np.ndarray:
         """When each operation was on the device's queue at the latest, int64 [operations]; see `ENQUEUED`.
@@ -103,6 +112,9 @@ ENQUEUED = (
     "since such a call waits for the copy"
 )
 """When an operation was enqueued, as every answer that needs it says it."""
+
+WAIT_NS = 20_000
+"""A shorter call that copies may just happen to return after a small copy has run."""
 
 NAME = 48
 """Characters of a kernel's name in a row that has other things to say."""

@@ -30,6 +30,8 @@ _PACKED = {
 }
 _STEP = 1 << 20
 _PACKED_STEP = 1 << 16  # a thousand times as much text may come of it
+PARTIAL = "partial=True, in a terminal --partial"
+"""How to have the whole events of a file that was cut off."""
 _EXPECTED = "a Chrome or Kineto JSON trace, plain or gzip, was expected"
 
 
@@ -146,7 +148,7 @@ def _unpack(text: Text, partial: bool) -> None:
         except zlib.error as error:
             problem = str(error).partition(": ")[2] or str(error)
     if problem and not (partial and whole):
-        offer = ", or have the whole events of what is there (partial)" if whole else ""
+        offer = f", or read the whole events of what is there ({PARTIAL})" if whole else ""
         raise LabError(
             f"{text.where}: the gzip stream is damaged or cut off ({problem}, after {len(whole):,} bytes of "
             f"text); fetch or export it again{offer}"

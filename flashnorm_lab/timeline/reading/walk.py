@@ -17,7 +17,7 @@ import msgspec
 
 from ...errors import LabError
 from .repair import HALF, Edits, repair
-from .text import Text
+from .text import PARTIAL, Text
 from .values import short
 
 PIECE = 1 << 20
@@ -238,7 +238,7 @@ class Walk:
         place = self._place(fault.at) + (f" (event {whole})" if listed else "")
         cause = fault.cause if fault.early else self._cause(fault)
         if not self.partial:
-            offer = f"; its {whole:,} whole events can be read alone (partial)" if whole else ""
+            offer = f"; its whole events, {whole:,}, can be read alone ({PARTIAL})" if whole else ""
             raise LabError(f"{self.where}, {place}: {cause}{offer}; or export the trace again")
         if not whole:
             raise LabError(f"{self.where}, {place}: {cause}; there is no whole event before that")

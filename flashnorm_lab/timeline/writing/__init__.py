@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import LabError
@@ -39,7 +40,8 @@ KINDS = {
 
 def kind_of(path: str | PathLike[str]) -> str:
     """Which of `KINDS` the ending of a name asks for. ``LabError`` naming the endings there are."""
-    path = check_target(path)
+    check_target(path)
+    path = Path(path)  # not what a link of that name points to
     for kind, endings in KINDS.items():
         if path.name.lower().endswith(endings):
             return kind
@@ -47,7 +49,8 @@ def kind_of(path: str | PathLike[str]) -> str:
     ending = "".join(path.suffixes[-2:] if path.suffix.lower() == ".gz" else path.suffixes[-1:])
     raise LabError(
         f"{path}: {f'the ending {ending!r} is' if ending else 'a name with no ending is'} not known; "
-        f"there are {endings}; the first three with .gz behind it too, or say which kind it is to be"
+        f"there are {endings}; the first three with .gz behind it too, or name the kind (kind=, in a "
+        "terminal --to)"
     )
 
 
@@ -69,8 +72,8 @@ def write(
     ``LabError``, in one line, for an ending or a kind that is not known, a window in which there is nothing,
     and a file that cannot be written.
     """
-    path = check_target(path)
     kind = kind_of(path) if kind is None else kind
+    path = check_target(path)
     if kind not in KINDS:
         raise LabError(f"kind {kind!r} is not known; there are {', '.join(KINDS)}")
     if kind in ("svg", "png"):

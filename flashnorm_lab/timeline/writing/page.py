@@ -23,14 +23,17 @@ from .. import scene
 from ..chosen import figures
 from ..cutting import within
 from ..detail import ARROWS, MOST_ARROWS
-from ..looks import DIM, colours, group_colours, label
+from ..looks import DIM, colours, group_colours, label, source_name
 from ..metrics.layout import shown
+from ..metrics.working import plural
 from ..table import CATEGORIES, DEVICE_WORK, Timeline
 from .files import whole
 from .markup import listed, section, text
 
 MOST_SPANS = 4_000_000
 """A page of more spans than this would be too slow to open; a window of it can be written."""
+NARROWEST = 20
+"""Nanoseconds that the viewer shows at least."""
 FOUR_BYTES = 2**32 - 1
 
 STYLE = """
@@ -62,8 +65,9 @@ def write_page(
     """Write a page that shows the timeline: pan, zoom, search, hover, arrows, a selection's totals.
 
     window: start and end in absolute nanoseconds; only what touches it is written, see
-    `flashnorm_lab.timeline.cutting.within`. Written whole or not at all. ``LabError`` as `check_target`
-    raises it, for a window in which there is nothing, and beyond `MOST_SPANS` spans.
+    `flashnorm_lab.timeline.cutting.within`, and the page opens on it. Written whole or not at all.
+    ``LabError`` as `check_target` raises it, for a window in which there is nothing, and beyond `MOST_SPANS`
+    spans.
     """
     part = timeline if window is None else within(timeline, window)
     if len(part) > MOST_SPANS:
@@ -95,7 +99,7 @@ def _parts(t: Timeline, window: tuple[int, int] | None, title: str | None) -> It
         yield "<h2>Left out</h2>\n"
         yield listed([f"{number:,} {what}" if isinstance(number, int) else f"{what}: {number}"
                      for what, number in left_out.items()])  # fmt: skip
-    yield f'<script type="application/octet-stream" id="data">{_data(t)}</script>\n'
+    yield f'<script type="application/octet-stream" id="data">{_data(t, window)}</script>\n'
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -112,18 +116,21 @@ def _script() -> str:
 
 def _facts(t: Timeline, window: tuple[int, int] | None) -> str:
     meta = t.meta
-    facts = [f"{len(t):,} spans on {len(np.unique(t.lane))} lanes, edges: {len(t.edge_source):,}"]
+    lanes = plural(len(np.unique(t.lane)), "lane")
+    facts = [f"{plural(len(t), 'span')} on {lanes}, edges: {len(t.edge_source):,}"]
     facts.append(f"{meta.get('provenance', 'of unstated origin')}")
     facts += [f"device: {meta['device']}"] if meta.get("device") else []
-    facts += [f"source: {meta['source']}"] if meta.get("source") else []
+    facts += [f"source: {source_name(t)}"] if meta.get("source") else []
     if window is not None:
         facts.append(f"the part from {window[0]:,} to {window[1]:,} ns of the source's clock")
     return "; ".join(facts)
 
 
-def _data(t: Timeline) -> str:
-    """Everything that page.js reads, compressed, as base64."""
+def _data(t: Timeline, window: tuple[int, int] | None) -> str:
+    """Everything that page.js reads, compressed, as base64. window: what is in view at first; None for all,
+    which is more than a window where spans cross its edges."""
     world = scene.Scene([t])
+    low, high = world.extent if window is None else (int(edge) - world.origins[0] for edge in window)
     detail = world.details[0]
     order, bounds = detail.order, detail.bounds
     position = np.empty(len(order), dtype=np.int64)
@@ -156,6 +163,7 @@ def _data(t: Timeline) -> str:
     short = {i: shortened for i, text in enumerate(texts) if (shortened := label(text)) != text}
     head: dict[str, Any] = {
         "info": world.info(),
+        "view": [low, max(high, low + NARROWEST)],
         "columns": where,
         "bounds": bounds.tolist(),
         "names": texts,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cutting import nothing_there
 from ..detail import Detail
 from ..looks import PALETTE, label
 from ..metrics.layout import shortened, shown
@@ -31,6 +32,8 @@ DPI = 130
 WIDTH, LEFT, RIGHT, ROW, GAP, STRIP = 11.0, 1.7, 0.25, 0.26, 0.13, 0.6
 """Inches: of the picture, beside the rows, of a row, between lanes, of a counter."""
 MOST_WORDS, MOST_LABELS = 12, 400
+HIGHEST = 1e300
+"""Where a counter's curve is cut off."""
 RASTER = 4000
 """Beyond so many bars an SVG holds them as an image: it stays small, and its texts stay texts."""
 
@@ -58,12 +61,15 @@ def export_picture(
 ) -> tuple[str, ...]:
     """Write `picture` to a file, whole or not at all; ``kind`` is "svg" or "png".
 
-    Returns what it does not show, a line each. ``LabError`` when the file cannot be written.
+    Returns what it does not show, a line each. ``LabError`` when the file cannot be written, and for a window
+    in which there is nothing.
     """
     import matplotlib
 
     detail = timeline if isinstance(timeline, Detail) else Detail(timeline)
     choice = Choice(detail, window, title)
+    if window is not None and not detail.count(choice.t0, choice.t1):
+        raise nothing_there(detail.timeline, choice.t0, choice.t1)
     about: dict[str, Any] = {"Title": choice.title}
     if kind == "svg":
         about |= {"Date": None, "Creator": "flashnorm_lab"}
@@ -221,8 +227,12 @@ class _Picture:
         width = (self.t1 - self.t0) / self.size / PIXELS
         x, last = np.maximum(tile.counter_px[mine], 0) * width, tile.counter_last[mine]
         x, last = np.append(x, PIXELS * width), np.append(last, last[-1:])
+        last, low, high = (  # an axis has no room for the largest floats
+            np.clip(values, -HIGHEST, HIGHEST)
+            for values in (last, tile.counter_low[mine], tile.counter_high[mine])
+        )
         axes.step(x, last, where="post", color=BLUE, linewidth=1)
-        axes.vlines(x[:-1], tile.counter_low[mine], tile.counter_high[mine], color=BLUE, linewidth=0.8)
+        axes.vlines(x[:-1], low, high, color=BLUE, linewidth=0.8)
         axes.locator_params(axis="y", nbins=2)
         axes.tick_params(axis="y", length=0, labelcolor=GREY, labelsize=7)
         axes.yaxis.set_major_formatter("{x:.4g}")
