@@ -214,3 +214,27 @@ def test_launches_a_step_in_words(more, told):
     for number in range(2 + more):
         build.span("cudaLaunchKernel", "host", 10 * number, 5, "launch", launch=number, step=min(number, 1))
     assert f"launches of kernels and graphs a step: {told}" in launching(build.build()).lines()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_of_a_window_the_calls_that_start_in_it_with_all_of_their_work(seed):
+    t = random_timeline(seed)
+    calls = [row for row in rows(t) if row.device is None and row.category in ENQUEUES]
+    starts = sorted(call.start for call in calls)
+    window = (starts[len(starts) // 4], starts[3 * len(starts) // 4])
+    mine = [call for call in calls if window[0] <= call.start < window[1]]
+    known = {call: ops for call, ops in families(t).items() if call in mine}
+    answer = launching(t, window)
+    assert 0 < answer.launches == len(mine) < len(calls)
+    assert sum(call.total_ns for call in answer.calls) == sum(call.end - call.start for call in mine)
+    assert sum(call.operations for call in answer.calls) == sum(len(ops) for ops in known.values())
+    assert answer.from_start.count == len(known)
+    assert answer.from_start.max_ns == max(ops[0].start - call.start for call, ops in known.items())
+    assert "start in the window" in answer.definition
+    assert answer.left_out[-1].startswith("launches before the window")
+
+
+def test_a_window_in_which_nothing_is_launched():
+    t = random_timeline(SEEDS[0])
+    answer = launching(t, (int(t.end_ns.max()), int(t.end_ns.max()) + 1))
+    assert (answer.launches, answer.host_ns, answer.calls, answer.queues) == (0, 0, (), ())

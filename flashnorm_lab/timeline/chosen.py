@@ -13,16 +13,17 @@ def figures(t: Timeline, window: tuple[int, int] | None = None) -> list[Answer]:
     """Busy time of streams and devices, launches, overlap of the two busiest streams, kernels by name.
 
     window: start and end in absolute nanoseconds, or None for what the work of the devices takes; spans that
-    cross its edge count with what is inside. Empty where no device worked. ``LabError`` for a window in which
-    there is nothing.
+    cross its edge count with what is inside; launches are those of calls that start in it. Empty where no
+    device worked. ``LabError`` for a window in which there is nothing.
     """
     part = t if window is None else clipped(t, window)
     if not len(part.operations()):
         return []
     use = metrics.busy(part, window)
     found: list[Answer] = [use]
-    if len(part.launches()):
-        found.append(metrics.launching(part))
+    cost = metrics.launching(t, window)
+    if cost.launches:
+        found.append(cost)
     busiest = sorted((lane for lane in use.lanes if lane.busy_ns), key=lambda lane: -lane.busy_ns)[:2]
     if len(busiest) == 2:
         found.append(metrics.overlap(part, busiest[0].name, busiest[1].name, window=window))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ..errors import LabError
-from .table import COLUMNS, COUNTER_COLUMNS, EDGE_COLUMNS, Timeline
+from .table import COLUMNS, COUNTER_COLUMNS, EDGE_COLUMNS, ENQUEUES, Timeline
 
 
 def choose(t: Timeline, spans: np.ndarray) -> Timeline:
@@ -71,6 +71,19 @@ def _around(t: Timeline, calls: np.ndarray) -> np.ndarray:
         first, last = np.searchsorted(moments, [t.start_ns[mine], t.end_ns[mine]])
         found[mine[first < last]] = True
     return found
+
+
+def launched_within(t: Timeline, window: tuple[int, int]) -> Timeline:
+    """The host calls that start in a window, and the operations that they enqueued, wherever those are.
+
+    For figures of calls, of which a window of the device shows those that belong to other work. The timeline
+    is empty where no call enqueued anything then. ``LabError`` as `check_window` raises it.
+    """
+    start, end = check_window(window)
+    chosen = ~t.on_device() & t.is_category(*ENQUEUES) & (t.start_ns >= start) & (t.start_ns < end)
+    calls, work = t.launches().T
+    chosen[work[chosen[calls]]] = True
+    return choose(t, chosen)
 
 
 def clipped(t: Timeline, window: tuple[int, int]) -> Timeline:

@@ -44,6 +44,9 @@ trace names in words of its own (other). Columns hold the place, so a new one go
 DEVICE_WORK = ("kernel", "copy", "fill", "graph")
 """The categories that are operations of the device when they stand on a device lane."""
 
+ENQUEUES = ("launch", "copy", "fill", "graph")
+"""The categories of host calls that give the device work."""
+
 EDGE_KINDS = ("order", "flow")
 """What an edge says: that its target's stream waited for its source ("order"), or only that whoever wrote the
 trace drew an arrow from one to the other ("flow": forward to backward, request to answer)."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..answer import told_time
-from ..table import EDGE_KINDS, Timeline
+from ..table import EDGE_KINDS, ENQUEUES, Timeline
 from .finding import FEW, Finding, found_of, graded
 from .noting import noted_while_reading, nothing, unknown_kinds
-from .working import ENQUEUES, Work, plural
+from .working import Work, plural
 
 JUMP_NS = 1_000_000
 """A step back in a thread's own order counts as a jump of the clock from here on. Small corrections of a

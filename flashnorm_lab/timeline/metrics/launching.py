@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from ..answer import Answer, Table, cut, ratio, told_share, told_time
-from ..table import CATEGORIES, Timeline
+from ..cutting import launched_within
+from ..table import CATEGORIES, ENQUEUES, Timeline
 from .layout import shown
 from .measure import length
-from .working import ENQUEUED, ENQUEUES, WAIT_NS, Work, middle, plural, rank, told_device, union_of, work_of
+from .working import ENQUEUED, WAIT_NS, Work, middle, plural, rank, told_device, union_of, work_of
 
 
 @dataclass(frozen=True)
@@ -217,9 +218,23 @@ class Launching(Answer):
         }
 
 
-def launching(t: Timeline) -> Launching:
+def launching(t: Timeline, window: tuple[int, int] | None = None) -> Launching:
     """Host time by launch call, launch-to-start delay, queue depth, launches per step, and kernels shorter
-    than their own launch."""
+    than their own launch.
+
+    window: start and end in absolute nanoseconds, for the calls that start in it alone, with all of the work
+    that they enqueued, also what runs later.
+    """
+    if window is not None:
+        found = launching(launched_within(t, window))
+        return replace(
+            found,
+            definition=f"of the calls that start in the window: {found.definition}",
+            left_out=(
+                *found.left_out,
+                "launches before the window: in no queue, though their work may still wait in the window",
+            ),
+        )
     work = work_of(t)
     enqueuing = np.flatnonzero(~t.on_device() & t.is_category(*ENQUEUES))
     callers, one, first_start, counts = work.by_call

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..answer import ratio, told_share, told_time
+from ..table import ENQUEUES
 from .busy import Busy
 from .gaps import Gaps
 from .launching import Launching
 from .norms import NormShare
 from .overlaps import Concurrency, Overlap
-from .working import ENQUEUES, plural, shared_ns, union_of, work_of
+from .working import plural, shared_ns, union_of, work_of
 
 MUCH, SOME = 0.3, 0.1
 """From which share on a question is answered "yes", and from which "in part"; below that "hardly"."""

@@ -205,7 +205,7 @@ def report(
     answers |= {"gaps": gaps(timed), "overlaps": overlaps(timed), "concurrency": concurrency(timed)}
     found = steps(part)
     part = found.apply(part)
-    answers["launching"] = launching(part)
+    answers["launching"] = launching(part) if window is None else launching(t, window)
     answers["operators"] = operators(part)
     answers["norm_share"] = norm_share(part, groups)
     answers["kernels"] = kernels(part, "name", groups)

@@ -11,9 +11,6 @@ import numpy as np
 from ...errors import LabError
 from ..table import NO_DELAY, Timeline
 
-ENQUEUES = ("launch", "copy", "fill", "graph")
-"""The categories of host calls that enqueue work."""
-
 
 @dataclass(frozen=True, eq=False)
 class Work:
