@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+# Torch's idle threads would spin on the cores that the other process of the run needs. Read when torch loads.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -183,7 +183,8 @@ def test_a_selection_says_its_own_figures(panel, monkeypatch):
     assert panel.selection == (0, 100_000)
     told = panel.measured.value
     assert "Selected: 100 µs from 0 ns" in told
-    assert "5 spans; the calls that launched them count too, wherever they lie" in told
+    assert "<p>5 spans</p>" in told
+    assert "of the calls that start in the window" in told
     assert "50.000 µs" in told  # matrix is busy
     assert "Overlap" in told
     assert "&lt;img src=x" in told

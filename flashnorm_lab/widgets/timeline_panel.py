@@ -15,7 +15,6 @@ from ..errors import LabError
 from ..timeline import Timeline, scene, writing
 from ..timeline.chosen import figures
 from ..timeline.looks import exact_time
-from ..timeline.metrics import Launching
 from ..timeline.writing import KINDS
 from ..timeline.writing.markup import listed, section, text
 from . import parts
@@ -221,9 +220,7 @@ class TimelinePanel(Panel):
             spans = self.scene.details[i].count(*window)
             answers = figures(t, window) if spans else []
             about = "" if answers else "; no work of a device"
-            if any(isinstance(answer, Launching) for answer in answers):
-                about = "; the calls that launched them count too, wherever they lie"
-            said.append(f"<p>{spans:,} spans{about}</p>")
+            said.append(f"<p>{spans:,} span{'s' * (spans != 1)}{about}</p>")
             said += [section(answer, MOST_TOLD, level=4) for answer in answers]
         post(partial(self._tell, f'<div class="measured" role="status">{"".join(said)}</div>'))
 
