@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Collection, Iterator
-from types import ModuleType
 from typing import Any
 
-from ._swap import swap
+from ._swap import exchange, names_in, swap
 
 LIBRARY = frozenset({"cupy", "cupyx", "cupy_backends", "flashnorm_lab"})
 
@@ -53,10 +52,7 @@ def _exchange(pairs: list[tuple[Any, Any]]) -> None:
     """Put the second of each pair in the place of the first, among the names of the program's modules."""
     second = {id(one): two for one, two in pairs}
     for space in modules_of_the_program():
-        if not second.keys().isdisjoint(map(id, space.values())):
-            for name, value in list(space.items()):
-                if id(value) in second:
-                    space[name] = second[id(value)]
+        exchange(space, second)
 
 
 def _made_by_the_program(kind: type) -> list[type]:
@@ -67,11 +63,6 @@ def _made_by_the_program(kind: type) -> list[type]:
 
 def _root(name: str) -> str:
     return name.partition(".")[0]
-
-
-def names_in(module: Any) -> dict[str, Any]:
-    """A module's names, read so that a lazy module is not loaded by it."""
-    return object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
 
 
 def _of_the_library(kernels: Collection[type]) -> set[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CellType, FrameType, ModuleType
 from typing import Any
 
@@ -23,11 +23,12 @@ def swap(old: Sequence[Any], new: Sequence[Any], own: Iterable[Any]) -> list[tup
     old_of = {id(o): o for o in old}
     mine = {id(holder) for holder in own} | {id(old), id(new), id(new_of), id(old_of)}
     left: list[tuple[Any, str]] = []
-    for space in _modules():
-        if id(space) not in mine and not new_of.keys().isdisjoint(map(id, space.values())):
-            _exchange(space, new_of)
+    for space in map(names_in, list(sys.modules.values())):
+        if id(space) not in mine:
+            exchange(space, new_of)
     # Each object looked for makes the search through the whole process longer.
-    for holder in gc.get_referrers(*_held_elsewhere(old, [*own, old, old_of])):
+    held = _held_elsewhere(old, [*own, old, old_of])
+    for holder in gc.get_referrers(*held) if held else ():
         if id(holder) in mine or isinstance(holder, FrameType):
             continue
         space = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
@@ -36,24 +37,24 @@ def swap(old: Sequence[Any], new: Sequence[Any], own: Iterable[Any]) -> list[tup
         elif isinstance(holder, list):
             holder[:] = [new_of.get(id(value), value) for value in holder]
         elif isinstance(space, dict) and not _of_class(space):
-            _exchange(space, new_of)
+            exchange(space, new_of)
         what = "class" if isinstance(holder, dict) else type(holder).__name__
         left += [(o, f"a {what}") for o in gc.get_referents(holder) if id(o) in new_of]
     left += [(value, f"the local variable {name}") for name, value in _locals() if id(value) in new_of]
     return left
 
 
-def _modules() -> Iterator[dict[str, Any]]:
-    """The names of every module, read so that a lazy module is not loaded by it."""
-    for module in list(sys.modules.values()):
-        if isinstance(module, ModuleType):
-            yield object.__getattribute__(module, "__dict__")
+def names_in(module: Any) -> dict[str, Any]:
+    """A module's names, read so that a lazy module is not loaded by it."""
+    return object.__getattribute__(module, "__dict__") if isinstance(module, ModuleType) else {}
 
 
-def _exchange(space: dict[Any, Any], new_of: dict[int, Any]) -> None:
-    for key, value in list(space.items()):
-        if id(value) in new_of:
-            space[key] = new_of[id(value)]
+def exchange(space: dict[Any, Any], new_of: Mapping[int, Any]) -> None:
+    """Put, in the place of each object whose id is in ``new_of``, what stands for it there."""
+    if not new_of.keys().isdisjoint(map(id, space.values())):
+        for key, value in list(space.items()):
+            if id(value) in new_of:
+                space[key] = new_of[id(value)]
 
 
 def _held_elsewhere(old: Sequence[Any], holders: Sequence[Any]) -> list[Any]:

@@ -32,7 +32,8 @@ from ._cupy_kernels import Kernels, Standin
 from ._cupy_memory import DEVICE, HOST, Block, Memory
 from ._cupy_now import listener, now
 from ._cupy_streams import Streams, seen_graph
-from ._rebind import Rebinding, modules_of_the_program, names_in
+from ._rebind import Rebinding, modules_of_the_program
+from ._swap import names_in
 from ._tape import Tape
 
 ALWAYS = (

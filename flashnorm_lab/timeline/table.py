@@ -47,6 +47,9 @@ DEVICE_WORK = ("kernel", "copy", "fill", "graph")
 ENQUEUES = ("launch", "copy", "fill", "graph")
 """The categories of host calls that give the device work."""
 
+CALLS = (*ENQUEUES, "call", "synchronize", "record", "wait")
+"""The categories of all calls of the runtime and driver."""
+
 EDGE_KINDS = ("order", "flow")
 """What an edge says: that its target's stream waited for its source ("order"), or only that whoever wrote the
 trace drew an arrow from one to the other ("flow": forward to backward, request to answer)."""
@@ -273,7 +276,7 @@ class Timeline:
         several device spans (a graph).
         """
         device = self.on_device()
-        calls = self.is_category("launch", "copy", "fill", "graph", "call", "synchronize", "record", "wait")
+        calls = self.is_category(*CALLS)
         host = np.flatnonzero(~device & calls & (self.launch >= 0))
         if not len(host):
             return np.empty((0, 2), dtype=np.int64)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..answer import Answer, Table, ratio, told_time
-from ..table import Timeline
+from ..table import CALLS, Timeline
 from .aligning import PAIRED_BY, Pairs, pair_up
 from .checking import check
 from .differing_edges import EdgeDiff, edges_apart
@@ -18,8 +18,6 @@ from .parts import device_of, sums_by, union_by
 from .stepping import Steps, steps
 from .working import Work, plural, work_of
 
-CALLS = ("launch", "copy", "fill", "graph", "record", "wait", "synchronize", "call")
-"""The host spans that are compared: calls of the runtime. Operators and ranges only enclose them."""
 REPEATS = 4
 """With fewer steady steps on either side, their spread is not taken as known."""
 NAME_WIDTH = 56
@@ -275,6 +273,7 @@ class _Sums:
 def _sums(
     t: Timeline, work: Work, found: Steps, code: np.ndarray, kind: str, names: int, by_step: bool
 ) -> _Sums:
+    # Of the host its calls: operators and ranges only enclose them.
     spans = work.span if kind == "device" else np.flatnonzero(~t.on_device() & t.is_category(*CALLS))
     name = code[t.name[spans]] if len(spans) else np.empty(0, dtype=np.int64)
     took = t.duration_ns[spans]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..answer import told_time
-from ..table import EDGE_KINDS, ENQUEUES, Timeline
+from ..table import CALLS, EDGE_KINDS, ENQUEUES, Timeline
 from .finding import FEW, Finding, found_of, graded
 from .noting import noted_while_reading, nothing, unknown_kinds
 from .working import Work, plural
@@ -176,7 +176,7 @@ def _jumps(t: Timeline, work: Work) -> Iterator[Finding]:
     """Steps back in the order in which a thread's calls stand in the file, to times that it had been at."""
     if "tables" in (t.meta.get("file") or {}):
         return  # the rows of a database are in no order of time
-    calls = np.flatnonzero(~t.on_device() & t.is_category(*ENQUEUES, "call", "synchronize", "record", "wait"))
+    calls = np.flatnonzero(~t.on_device() & t.is_category(*CALLS))
     if len(calls) < 2:
         return
     place = np.where(t.origin[calls] >= 0, t.origin[calls].astype(np.int64), calls)

@@ -13,9 +13,9 @@ import numpy as np
 
 from ...errors import LabError
 from ..answer import ratio, told_share, told_time
-from ..table import CATEGORIES, DEVICE_WORK, Timeline
+from ..table import CATEGORIES, DEVICE_WORK, ENQUEUES, Timeline
 
-WORK = {"device": DEVICE_WORK, "host": ("launch", "copy", "fill", "graph", "record", "wait")}
+WORK = {"device": DEVICE_WORK, "host": (*ENQUEUES, "record", "wait")}
 """The categories that make a lane busy. A stream that waits for an event is idle, and so is a host that waits
 for the device (synchronize); a named range only encloses others."""
 

@@ -10,14 +10,11 @@ import numpy as np
 
 from ...errors import LabError
 from ..answer import Answer, Table, cut, ratio, told_share, told_time
-from ..table import DEVICE_WORK, Timeline
+from ..table import CALLS, DEVICE_WORK, Timeline
 from .groups import Groups
 from .layout import shown
 from .measure import length
 from .working import Work, plural, shared_ns, stretches, told_device, union_of, window_of, work_of
-
-CALLS = ("launch", "record", "wait", "synchronize", "copy", "fill", "graph", "call")
-"""What counts of a host lane: its calls, not the ranges and operators around them."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +295,7 @@ def _chosen(t: Timeline, which: str | np.ndarray, groups: Groups | None) -> np.n
     if isinstance(which, str):
         if any(lane.name == which for lane in t.lanes):
             lane = t.lane_index(which)
+            # Of a host lane its calls count, not the ranges and operators around them.
             kinds = DEVICE_WORK if t.lanes[lane].kind == "device" else CALLS
             return np.flatnonzero((t.lane == lane) & t.is_category(*kinds))
         return _group(t, which, groups)
